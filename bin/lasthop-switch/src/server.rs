@@ -5,7 +5,7 @@ use crate::arguments::Arguments;
 use crate::control::{Control, Sources};
 use crate::ports::{PortEntry, Removed};
 use crate::unsent::{ToSupervisor, Unsent};
-use lasthop_connection::{Connection, End, Vrings};
+use lasthop_connection::{Connection, End, Rings};
 use lasthop_flow::{Action, InsertError};
 use lasthop_forward::{Datapath, Forwarder, Order, Orders};
 use lasthop_frame::{FlowKey, FlowMask};
@@ -252,7 +252,7 @@ impl Server {
         let bytes = self.max_guest_memory.min(ADDRESS_SPACE / ports.max(1));
         let Some(entry) = self.ports.get_mut(&id) else { return drop(Foreign::from(channel)) };
         let limits = MemoryLimits { bytes, ..MemoryLimits::default() };
-        let rings = Vrings::new(entry.port.queues.clone(), entry.aside.clone(), limits, &entry.mapped);
+        let rings = Rings::new(entry.port.queues.clone(), entry.aside.clone(), limits, &entry.mapped);
         if entry.aside.is_stuck() || rings.excess().is_some() {
             // Closed here, or each that comes would wait to be closed: the supervisor has a copy, so this is not the end of it.
             let _ = shutdown(&channel, Shutdown::Both);

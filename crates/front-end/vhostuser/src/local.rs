@@ -3,7 +3,7 @@
 use crate::outcome::SessionError;
 use crate::session::Session;
 use crate::switch::{Lost, Switch};
-use lasthop_connection::{Answer, Ask, Event, Vrings};
+use lasthop_connection::{Answer, Ask, Event, Rings};
 use lasthop_guestmem::{GuestMemory, MemoryLimits};
 use lasthop_sys::Foreign;
 use lasthop_virtqueue::Queue;
@@ -13,7 +13,7 @@ use std::time::Instant;
 /// The switch's part of a connection, asked without a channel in between.
 #[derive(Debug)]
 pub struct Local {
-    rings: Vrings,
+    rings: Rings,
     events: Vec<Event>,
     queues: Arc<[Arc<Queue>]>,
 }
@@ -44,7 +44,7 @@ impl Session<Local> {
     pub fn local(socket: impl Into<Foreign>, queues: Arc<[Arc<Queue>]>, now: Instant) -> Self {
         let socket = socket.into();
         let (aside, rings) = (socket.aside().clone(), queues.len());
-        let switch = Vrings::new(queues.clone(), aside, MemoryLimits::default(), &Arc::default());
+        let switch = Rings::new(queues.clone(), aside, MemoryLimits::default(), &Arc::default());
         Self::new(socket, Local { rings: switch, events: Vec::new(), queues }, rings, now)
     }
 

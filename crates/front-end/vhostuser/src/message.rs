@@ -184,6 +184,20 @@ impl Request {
     pub fn from_code(code: u32) -> Option<Self> {
         Self::try_read_from_bytes(&code.to_ne_bytes()).ok()
     }
+
+    /// The number of the ring that it is about, as its body has it, if it is about one.
+    pub fn ring(self, body: &[u8]) -> Option<u32> {
+        let word = || Some(u32::from_ne_bytes(*body.first_chunk()?));
+        match self {
+            // "A vring state description", and the index at the beginning of a vring address description.
+            Self::SetVringNum | Self::SetVringAddr | Self::SetVringBase | Self::GetVringBase | Self::SetVringEnable => {
+                word()
+            }
+            // Bits 0 to 7.
+            Self::SetVringKick | Self::SetVringCall | Self::SetVringErr => word().map(|number| number & 0xff),
+            _ => None,
+        }
+    }
 }
 
 impl std::fmt::Display for Request {

@@ -35,7 +35,7 @@ pub enum RingState {
 
 /// What a front-end has said about one ring.
 #[derive(Debug, Default)]
-pub(crate) struct Vring {
+pub(crate) struct Ring {
     /// SET_VRING_NUM; 0 before.
     pub(crate) size: u16,
     /// SET_VRING_ADDR.

@@ -7,7 +7,7 @@ use crate::iotlb::{GRANTS, Iotlb, READ, WRITE};
 use crate::message::{LogDesc, Request, SingleRegion, SyntaxError, VRING_LOG, VringAddr, flag};
 use crate::outcome::{Refusal, SessionError};
 use crate::regions::Regions;
-use crate::ring::{RingState, Vring, packed_base};
+use crate::ring::{Ring, RingState, packed_base};
 use crate::switch::Switch;
 use crate::transport::{Message, Transport};
 use lasthop_connection::{Answer, Ask, Setup};
@@ -76,7 +76,7 @@ fn number(value: u64) -> Reply {
 pub struct Session<S> {
     transport: Transport,
     switch: S,
-    rings: Vec<Vring>,
+    rings: Vec<Ring>,
     features: Features,
     protocol_features: ProtocolFeatures,
     regions: Regions,
@@ -109,7 +109,7 @@ impl<S: Switch> Session<S> {
         Self {
             transport: Transport::new(socket.into(), now),
             switch,
-            rings: (0..rings).map(|_| Vring::default()).collect(),
+            rings: (0..rings).map(|_| Ring::default()).collect(),
             features: Features::empty(),
             protocol_features: ProtocolFeatures::empty(),
             regions: Regions::default(),
@@ -223,6 +223,7 @@ impl<S: Switch> Session<S> {
         let (header, body, fds) = message;
         let code = header.request;
         let request = Request::from_code(code);
+        let ring = request.and_then(|request| request.ring(&body));
         let result = match request {
             Some(request) => self.command(Form { request, body, fds }),
             None => Err(Refusal::Unknown.into()),
@@ -239,7 +240,10 @@ impl<S: Switch> Session<S> {
             Err(Fault::Form(error)) => Err(error.into()),
             Err(Fault::Lost) => Err(SessionError::SwitchGone),
             Err(Fault::Meaning(why)) => {
-                let name = request.map_or(format!("request {code}"), |r| r.to_string());
+                let mut name = request.map_or(format!("request {code}"), |r| r.to_string());
+                if let Some(ring) = ring {
+                    name += &format!(" of ring {ring}");
+                }
                 let error = SessionError::Refused { request: name, why };
                 self.refused += 1;
                 if !wants_ack
@@ -328,7 +332,7 @@ impl<S: Switch> Session<S> {
     }
 
     /// Changes what is known of a ring, unless it runs.
-    fn configure(&mut self, i: usize, differs: bool, change: impl FnOnce(&mut Vring)) -> Result<(), Fault> {
+    fn configure(&mut self, i: usize, differs: bool, change: impl FnOnce(&mut Ring)) -> Result<(), Fault> {
         if differs && self.is_running(i)? {
             return Err(Refusal::RingRunning(i as u32).into());
         }

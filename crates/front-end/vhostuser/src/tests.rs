@@ -99,7 +99,7 @@ impl Rig {
 
     fn refusal(&mut self, request: Request, body: &[u8]) -> Refusal {
         match self.error(request as u32, flag::VERSION, body, 0) {
-            SessionError::Refused { request: name, why } if name == request.to_string() => why,
+            SessionError::Refused { request: name, why, .. } if name.starts_with(&request.to_string()) => why,
             other => panic!("{other:?}"),
         }
     }
@@ -280,7 +280,9 @@ fn a_running_ring_cannot_be_changed() {
         assert!(front.set_addr(0, USER, USER + 0x1000, USER + 0x3000).is_err());
         front.set_addr(0, USER, USER + 0x1000, USER + 0x2000).unwrap();
     });
-    assert!(rig.events.iter().any(|e| matches!(e, Event::Refused(_))));
+    assert!(
+        rig.events.iter().any(|e| matches!(e, Event::Refused(line) if line.starts_with("SET_VRING_ADDR of ring 0: ")))
+    );
     assert_eq!(rig.state(0), RingState::Running);
 }
 

@@ -1,7 +1,7 @@
 //! The channel to a session process: one question at a time.
 
 use crate::messages::{Answer, Ask, LONGEST};
-use crate::vrings::{End, Event, Vrings};
+use crate::rings::{End, Event, Rings};
 use lasthop_guestmem::GuestMemory;
 use lasthop_ipc::{Channel, ChannelError};
 use lasthop_sys::Foreign;
@@ -35,14 +35,14 @@ struct Wait {
 pub struct Connection {
     /// Closed aside, with what lies in it unread.
     channel: Channel<Answer, Ask, Foreign>,
-    vrings: Vrings,
+    rings: Rings,
     wait: Option<Wait>,
 }
 
 impl Connection {
     /// Takes the channel to the session process.
-    pub fn new(channel: Foreign, vrings: Vrings) -> Self {
-        Self { channel: Channel::within(channel, LONGEST), vrings, wait: None }
+    pub fn new(channel: Foreign, rings: Rings) -> Self {
+        Self { channel: Channel::within(channel, LONGEST), rings, wait: None }
     }
 
     /// Carries out the next thing that the session process asks, and true if there was one: act on `events` and call it again, for
@@ -53,7 +53,7 @@ impl Connection {
         let mut came = Vec::new();
         let ask = self.channel.recv_with(&mut came);
         // Closed aside, whatever is wrong with the message.
-        let fds: Vec<_> = came.into_iter().map(|fd| Foreign::new(fd, &self.vrings.aside)).collect();
+        let fds: Vec<_> = came.into_iter().map(|fd| Foreign::new(fd, &self.rings.aside)).collect();
         let ask = match ask {
             Err(ChannelError::WouldBlock) => return Ok(false),
             Err(ChannelError::Closed) => return Err(End::ProcessGone),
@@ -62,18 +62,18 @@ impl Connection {
         if self.wait.is_some() {
             return Err(End::rules("it asks before it is answered"));
         }
-        let answer = self.vrings.carry_out(ask, fds, events)?;
+        let answer = self.rings.carry_out(ask, fds, events)?;
         self.wait = Some(Wait { answer, since: now, next: now, told: false });
         Ok(true)
     }
 
     /// Gives the answer that waits, once it may be given: call it when events are acted on. It may be told something itself.
     pub fn settle(&mut self, now: Instant, events: &mut Vec<Event>) -> Result<(), End> {
-        if self.vrings.aside.is_stuck() {
+        if self.rings.aside.is_stuck() {
             return Err(End::Unclosed);
         }
         let Some(wait) = &mut self.wait else { return Ok(()) };
-        match self.vrings.excess() {
+        match self.rings.excess() {
             Some((bytes, regions)) => {
                 wait.next = now + LOOK;
                 if now.saturating_duration_since(wait.since) >= LONG && !std::mem::replace(&mut wait.told, true) {
@@ -99,12 +99,12 @@ impl Connection {
 
     /// Virtio and protocol features that were negotiated.
     pub fn features(&self) -> (u64, u64) {
-        self.vrings.features
+        self.rings.features
     }
 
     /// Guest memory as it is now.
     pub fn memory(&self) -> &Arc<GuestMemory> {
-        &self.vrings.memory
+        &self.rings.memory
     }
 }
 
@@ -116,7 +116,7 @@ impl AsFd for Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        let _ = self.channel.send(&Answer::Ended { stopped: self.vrings.stop() }, None);
+        let _ = self.channel.send(&Answer::Ended { stopped: self.rings.stop() }, None);
         // It is closed aside, and the supervisor has a copy: the session process is to see the end now.
         let _ = shutdown(&self.channel, Shutdown::Both);
     }

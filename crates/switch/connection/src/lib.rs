@@ -7,8 +7,8 @@
 
 mod connection;
 mod messages;
-mod vrings;
+mod rings;
 
 pub use connection::Connection;
 pub use messages::{Answer, Ask, LONGEST, MAX_TABLE, Region, Setup};
-pub use vrings::{End, Event, Vrings};
+pub use rings::{End, Event, Rings};

@@ -1,6 +1,6 @@
 //! What a session process asks over a real channel, and what the switch does for it: also for one that asks for what it must not.
 
-use lasthop_connection::{Answer, Ask, Connection, End, Event, LONGEST, Region, Setup, Vrings};
+use lasthop_connection::{Answer, Ask, Connection, End, Event, LONGEST, Region, Rings, Setup};
 use lasthop_guestmem::{MapError, Mapped, MemoryLimits};
 use lasthop_ipc::{Channel, ChannelError};
 use lasthop_sys::{Aside, EventFd, Foreign, memfd};
@@ -33,7 +33,7 @@ impl Rig {
         let queues: Arc<[_]> = (0..4).map(|i| Arc::new(Queue::new(i))).collect();
         let (aside, mapped) = (Aside::new("test"), Arc::default());
         let limits = MemoryLimits { bytes, ..MemoryLimits::default() };
-        let rings = Vrings::new(queues.clone(), aside.clone(), limits, &mapped);
+        let rings = Rings::new(queues.clone(), aside.clone(), limits, &mapped);
         let connection = Connection::new(Foreign::new(theirs, &aside), rings);
         let ram = memfd("questions", SIZE).unwrap();
         Self { session: Channel::within(ours, LONGEST), connection, queues, aside, mapped, ram, events: Vec::new() }

@@ -299,7 +299,7 @@ impl Thread {
                 self.claimed.swap_remove(i);
                 continue;
             }
-            if !self.turns.is_due(&claimed.turn) {
+            if !self.turns.has_turn(&claimed.turn) {
                 claimed.found_ns = self.awake_ns;
                 i += 1;
                 continue;

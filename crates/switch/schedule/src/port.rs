@@ -176,7 +176,7 @@ impl Server {
             ring.next = Next::At(*now_ns + GUARD_NS);
             return false;
         }
-        if !turns.is_due(&ring.turn) {
+        if !turns.has_turn(&ring.turn) {
             return true;
         }
         let (port, queue) = (&self.port, ring.owned.queue);

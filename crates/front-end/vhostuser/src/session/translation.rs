@@ -88,7 +88,7 @@ impl<S: Switch> Session<S> {
     /// The guest may have put the first buffers into a ring that packets go to. The switch looks at them when a packet comes, and has their
     /// pages asked for before that if it looks up the ring anew.
     pub fn filled(&mut self, i: usize) -> Result<(), SessionError> {
-        let runs = |ring: &Vring| ring.state == RingState::Running && !ring.resting && ring.fills < MOST_FILLS;
+        let runs = |ring: &Ring| ring.state == RingState::Running && !ring.resting && ring.fills < MOST_FILLS;
         let heard = self.rings.get(i).is_some_and(runs) && self.translates() && matches!(self.setup(i), Ok(Some(_)));
         if heard {
             self.rings[i].fills += 1;

@@ -43,7 +43,7 @@ impl Turns {
 
     /// Whether it is this ring's turn. If not, there are packets of others to be looked at before.
     #[inline]
-    pub fn is_due(&mut self, turn: &Turn) -> bool {
+    pub fn has_turn(&mut self, turn: &Turn) -> bool {
         let due = turn.0 <= self.now.saturating_add(AHEAD);
         if !due {
             self.goes_on(turn);
@@ -93,7 +93,7 @@ mod tests {
         turns.begin();
         let mut moved = 0;
         for ring in rings {
-            if turns.is_due(&ring.turn) && ring.ready > 0 {
+            if turns.has_turn(&ring.turn) && ring.ready > 0 {
                 ring.ready -= 1;
                 ring.sent += ring.bytes;
                 moved += 1;

@@ -76,14 +76,14 @@ impl End {
 /// queues' own locks that make starting, stopping and remapping safe under traffic. Dropping it stops all queues, and lets go of
 /// the guest's memory and descriptors aside.
 #[derive(Debug)]
-pub struct Vrings {
+pub struct Rings {
     queues: Arc<[Arc<Queue>]>,
     pub(crate) memory: Arc<GuestMemory>,
     pub(crate) aside: Arc<Aside>,
     pub(crate) features: (u64, u64),
 }
 
-impl Vrings {
+impl Rings {
     /// `queues` are the port's, two per pair, all stopped. `limits`: how much of this process the guest's memory may take up, with
     /// what is left of those before it, which `mapped` counts.
     pub fn new(queues: Arc<[Arc<Queue>]>, aside: Arc<Aside>, limits: MemoryLimits, mapped: &Arc<Mapped>) -> Self {
@@ -262,7 +262,7 @@ impl Vrings {
     }
 }
 
-impl Drop for Vrings {
+impl Drop for Rings {
     fn drop(&mut self) {
         self.stop();
         // To unmap what nobody else has mapped any more means to free it, page by page.
