@@ -137,7 +137,7 @@ pub(crate) fn port(id: PortId, config: Option<&PortConfig>, info: Option<&PortIn
         if let PortState::Broken(why) = i.state() {
             port.error = Some(why);
         }
-        port.last_error.clone_from(&i.last_error);
+        port.last_error = i.last_error.as_ref().map(|error| error.line.clone());
         port.mtu = i.mtu;
         port.features = format!("{:#x}", i.features);
         port.protocol_features = format!("{:#x}", i.protocol_features);

@@ -96,7 +96,7 @@ impl Server {
             // Closed here, or each that comes would wait to be closed: the supervisor has a copy, so this is not the end of it.
             drop(socket);
             let why = SessionError::Unclosed.to_string();
-            let _ = switch.ask(Ask::End { why, closed: false }, Vec::new());
+            let _ = switch.ask(Ask::End { why, closed: false, of_memory: false }, Vec::new());
             return;
         }
         let rings = 2 * lasthop_types::MAX_QUEUE_PAIRS;

@@ -3,7 +3,7 @@
 use lasthop_connection::{Connection, End, Event};
 use lasthop_forward::{Datapath, Forwarder, Port};
 use lasthop_guestmem::Mapped;
-use lasthop_ipc::{PortInfo, QueueInfo};
+use lasthop_ipc::{LastError, PortInfo, QueueInfo};
 use lasthop_schedule::Workers;
 use lasthop_sys::{Aside, Epoll};
 use lasthop_types::{Level, PortId, PortTotals};
@@ -21,7 +21,7 @@ pub struct PortEntry {
     pub aside: Arc<Aside>,
     /// What its front-ends have mapped, or had and is not unmapped yet.
     pub mapped: Arc<Mapped>,
-    last_error: Option<String>,
+    last_error: Option<LastError>,
     /// By which its lines come into the log.
     datapath: Arc<Datapath>,
 }
@@ -96,8 +96,8 @@ impl PortEntry {
             }
             Event::Failed { queue, why } => {
                 self.warn(format!("ring not started: {why} queue={queue}"));
-                self.last_error = Some(format!("queue {queue}: {why}"));
                 port.refresh();
+                self.erred(format!("queue {queue}: {why}"), false);
             }
             Event::Changed => {
                 port.refresh();
@@ -116,11 +116,11 @@ impl PortEntry {
                     bytes >> 20
                 );
                 self.warn(line.clone());
-                self.last_error = Some(line);
+                self.erred(line, false);
             }
-            Event::Refused(line) => {
+            Event::Refused { line, of_memory } => {
                 self.warn(format!("refused: {line}"));
-                self.last_error = Some(line);
+                self.erred(line, of_memory);
             }
         }
         true
@@ -144,9 +144,13 @@ impl PortEntry {
         self.port.refresh();
         // The supervisor is told, and writes to the log, of this as of the connection's beginning.
         if let Some(error) = reason.filter(|end| !end.is_closed()) {
-            self.last_error = Some(error.to_string());
+            self.erred(error.to_string(), error.is_of_memory());
         }
         true
+    }
+
+    fn erred(&mut self, line: String, of_memory: bool) {
+        self.last_error = Some(LastError { line, of_memory });
     }
 
     /// Has a warning about the port written to the log, which its front-end or guest may have caused.
@@ -160,7 +164,7 @@ impl PortEntry {
 
     /// A front-end has come and cannot be served.
     pub fn refuse(&mut self, reason: &End) {
-        self.last_error = Some(reason.to_string());
+        self.erred(reason.to_string(), reason.is_of_memory());
     }
 
     /// A front-end has connected.
@@ -173,7 +177,7 @@ impl PortEntry {
         let Some(queue) = self.port.queues.get(usize::from(index)) else { return };
         if let Some(error) = queue.status().error {
             self.warn(format!("ring stopped: {error} queue={index}"));
-            self.last_error = Some(format!("queue {index}: {error}"));
+            self.erred(format!("queue {index}: {error}"), false);
         }
         self.port.refresh();
     }

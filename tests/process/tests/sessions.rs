@@ -230,7 +230,7 @@ fn a_turned_session_process_stops_its_own_port_only() {
     assert!(matches!(link.ask(&Ask::Kick { ring: 1 }, &[ram.as_fd()]), Answer::Refused(_)));
     // Its rings may break meanwhile, and then that is the last thing that went wrong.
     wait_for("its words to be seen, and harmless", PATIENCE, || {
-        link.ask(&Ask::Refused("\x1b[2J\nforged: a line".into()), &[]);
+        link.ask(&Ask::Refused { line: "\x1b[2J\nforged: a line".into(), of_memory: false }, &[]);
         site.port()["last_error"] == "?[2J?forged: a line"
     });
     site.unharmed();

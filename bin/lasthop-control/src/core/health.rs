@@ -223,9 +223,10 @@ fn not_up(port: &PortInfo) -> String {
         return "its guest's virtio-net driver has not started: nothing passes before the guest has booted and loaded it".into();
     }
     if port.memory_regions == 0 {
-        if let Some(why) = port.last_error.as_ref().filter(|why| why.contains("_MEM_")) {
+        if let Some(why) = port.last_error.as_ref().filter(|error| error.of_memory) {
             return format!(
-                "its front-end has handed over no memory that could be taken; what was refused last: {why}"
+                "its front-end has handed over no memory that could be taken; what was refused last: {}",
+                why.line
             );
         }
         let what = "its memory is not shared with lasthop: its driver has started, and the front-end has handed over no memory";
@@ -267,7 +268,7 @@ impl Core {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lasthop_ipc::QueueInfo;
+    use lasthop_ipc::{LastError, QueueInfo};
 
     const DRIVER: u64 = 1 << 32 | PROTOCOL_FEATURES;
 
@@ -325,10 +326,11 @@ mod tests {
     #[test]
     fn memory_that_was_refused_is_said_to_have_been() {
         let mut connected = port(PortState::Connected, DRIVER, 0, 0);
-        connected.last_error = Some("SET_MEM_TABLE: memory region at 0x0 is of a file on a disk".into());
+        let error = |line: &str, of_memory| Some(LastError { line: line.into(), of_memory });
+        connected.last_error = error("SET_MEM_TABLE: memory region at 0x0 is of a file on a disk", true);
         let note = health(&connected).note(&connected, 1000).unwrap();
         assert!(note.contains("that could be taken") && note.ends_with("is of a file on a disk"), "{note}");
-        connected.last_error = Some("Connection refused".into());
+        connected.last_error = error("queue 0: what it says is as good as SET_MEM_TABLE", false);
         assert!(health(&connected).note(&connected, 1000).unwrap().contains("not shared"));
     }
 

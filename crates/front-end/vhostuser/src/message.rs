@@ -185,6 +185,11 @@ impl Request {
         Self::try_read_from_bytes(&code.to_ne_bytes()).ok()
     }
 
+    /// It hands over the guest's memory, or takes some back.
+    pub fn is_of_memory(self) -> bool {
+        matches!(self, Self::SetMemTable | Self::AddMemReg | Self::RemMemReg)
+    }
+
     /// The number of the ring that it is about, as its body has it, if it is about one.
     pub fn ring(self, body: &[u8]) -> Option<u32> {
         let word = || Some(u32::from_ne_bytes(*body.first_chunk()?));

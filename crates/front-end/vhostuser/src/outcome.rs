@@ -85,7 +85,7 @@ pub enum SessionError {
     #[error("{0}")]
     Syntax(#[from] SyntaxError),
     #[error("{request}: {why}")]
-    Refused { request: String, why: Refusal },
+    Refused { request: String, why: Refusal, of_memory: bool },
     #[error("what the front-end answers to a back-end's request makes no sense")]
     BackendChannel,
     #[error("the switch has ended the connection")]

@@ -142,7 +142,8 @@ impl<S: Switch> Session<S> {
     pub fn end(mut self, error: &SessionError) {
         let closed = matches!(error, SessionError::Closed);
         // The answer is that it has.
-        let _ = self.ask(Ask::End { why: error.to_string(), closed }, None);
+        let of_memory = matches!(error, SessionError::Refused { of_memory: true, .. });
+        let _ = self.ask(Ask::End { why: error.to_string(), closed, of_memory }, None);
     }
 
     /// Whether the switch has said something unasked: that the connection is over, and here its rings have stopped. Drop it then.
@@ -244,7 +245,8 @@ impl<S: Switch> Session<S> {
                 if let Some(ring) = ring {
                     name += &format!(" of ring {ring}");
                 }
-                let error = SessionError::Refused { request: name, why };
+                let of_memory = request.is_some_and(Request::is_of_memory);
+                let error = SessionError::Refused { request: name, why, of_memory };
                 self.refused += 1;
                 if !wants_ack
                     || request.is_some_and(|r| ANSWERED.iter().any(|some| some.contains(&r)))
@@ -252,7 +254,8 @@ impl<S: Switch> Session<S> {
                 {
                     return Err(error);
                 }
-                self.ask(Ask::Refused(error.to_string()), None).map_err(|_| SessionError::SwitchGone)?;
+                self.ask(Ask::Refused { line: error.to_string(), of_memory }, None)
+                    .map_err(|_| SessionError::SwitchGone)?;
                 self.transport.reply(code, 1u64.as_bytes(), None)
             }
         }

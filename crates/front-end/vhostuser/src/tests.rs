@@ -280,9 +280,9 @@ fn a_running_ring_cannot_be_changed() {
         assert!(front.set_addr(0, USER, USER + 0x1000, USER + 0x3000).is_err());
         front.set_addr(0, USER, USER + 0x1000, USER + 0x2000).unwrap();
     });
-    assert!(
-        rig.events.iter().any(|e| matches!(e, Event::Refused(line) if line.starts_with("SET_VRING_ADDR of ring 0: ")))
-    );
+    assert!(rig.events.iter().any(
+        |e| matches!(e, Event::Refused { line, of_memory: false } if line.starts_with("SET_VRING_ADDR of ring 0: "))
+    ));
     assert_eq!(rig.state(0), RingState::Running);
 }
 
@@ -355,7 +355,7 @@ fn memory_comes_and_goes_by_slots() {
     assert_eq!(rig.session.memory().total_bytes(), SIZE + 19 * 4096);
     rig.drive(|front, ram| front.set_mem_table(&[(region(), ram.as_fd())]).unwrap());
     assert_eq!(rig.session.memory().regions().count(), 1);
-    let refused: Vec<_> = rig.events.iter().filter(|e| matches!(e, Event::Refused(_))).collect();
+    let refused: Vec<_> = rig.events.iter().filter(|e| matches!(e, Event::Refused { .. })).collect();
     assert_eq!(refused.len(), 2);
 }
 
@@ -389,7 +389,7 @@ fn a_bad_table_leaves_the_old_one() {
     });
     assert_eq!(rig.session.memory().regions().collect::<Vec<_>>(), [region()]);
     let overlaps = format!("SET_MEM_TABLE: {}", lasthop_guestmem::MapError::Overlaps(GUEST));
-    assert!(rig.events.iter().any(|e| matches!(e, Event::Refused(line) if *line == overlaps)));
+    assert!(rig.events.iter().any(|e| matches!(e, Event::Refused { line, of_memory: true } if *line == overlaps)));
 }
 
 #[test]

@@ -96,6 +96,15 @@ pub struct FlowInfo {
     pub idle_ms: u64,
 }
 
+/// What went wrong last at a port: why a connection ended, what was refused, or which ring broke.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LastError {
+    /// For people.
+    pub line: String,
+    /// The guest's memory could not be taken.
+    pub of_memory: bool,
+}
+
 /// A port as the data plane sees it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PortInfo {
@@ -118,8 +127,7 @@ pub struct PortInfo {
     /// If its guest's own IOMMU translates addresses: ranges known, pages asked for and not answered, then updates, invalidations, pages asked
     /// for and pages refused since it was connected.
     pub translation: Option<[u64; 6]>,
-    /// Why the last connection ended, if one did.
-    pub last_error: Option<String>,
+    pub last_error: Option<LastError>,
     /// Its rings, `2 * pair` being the one whose packets go to the guest (virtio receiveq).
     pub queues: Vec<QueueInfo>,
     pub from_guest: PortTotals,

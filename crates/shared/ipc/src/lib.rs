@@ -20,7 +20,7 @@ mod sync;
 
 pub use channel::{Channel, ChannelError, MAX_MESSAGE};
 pub use datapath::{
-    DatapathReply, DatapathRequest, FlowInfo, FromControl, PortInfo, QueueInfo, ToControl, UpcallPacket,
+    DatapathReply, DatapathRequest, FlowInfo, FromControl, LastError, PortInfo, QueueInfo, ToControl, UpcallPacket,
 };
 #[cfg(any(test, feature = "far"))]
 pub use far::{ControlEnd, PortState, ring_pair};

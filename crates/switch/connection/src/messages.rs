@@ -68,10 +68,10 @@ pub enum Ask {
     Announce(Vec<u8>),
     /// The front-end told the guest this MTU.
     Mtu(u16),
-    /// A request was answered with a failure: a line for the log.
-    Refused(String),
+    /// A request was answered with a failure: a line for the log, and whether the guest's memory is what could not be taken.
+    Refused { line: String, of_memory: bool },
     /// The connection has ended, and why; `closed` if the front-end has just hung up. [`Answer::Ended`].
-    End { why: String, closed: bool },
+    End { why: String, closed: bool, of_memory: bool },
     /// What is written to the guest is noted from here on in the log that lies there in the file that comes with this;
     /// with none, it no longer is. Answered like [`Ask::Table`].
     Log { place: Region },

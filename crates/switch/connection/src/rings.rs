@@ -41,7 +41,7 @@ pub enum Event {
     /// The session process waits for its answer: so much is mapped, with what was let go of and is not unmapped yet.
     Waits { bytes: u64, regions: usize },
     /// A request was answered with a failure; the connection goes on. One line for the log.
-    Refused(String),
+    Refused { line: String, of_memory: bool },
 }
 
 /// Why a connection ended. The text is the line for the log.
@@ -50,7 +50,7 @@ pub enum Event {
 pub enum End {
     /// The session process says so.
     #[error("{why}")]
-    Said { why: String, closed: bool },
+    Said { why: String, closed: bool, of_memory: bool },
     #[error("the port's session process has ended")]
     ProcessGone,
     #[error("the port's session process does not keep to the rules: {0}")]
@@ -69,6 +69,11 @@ impl End {
     /// The front-end has just hung up, which is no error.
     pub fn is_closed(&self) -> bool {
         matches!(self, Self::Said { closed: true, .. })
+    }
+
+    /// The guest's memory could not be taken.
+    pub fn is_of_memory(&self) -> bool {
+        matches!(self, Self::Said { of_memory: true, .. })
     }
 }
 
@@ -146,8 +151,8 @@ impl Rings {
             Ask::Announce(frame) => events.push(Event::Announce(frame)),
             Ask::Mtu(mtu) if mtu < MIN_MTU => return Err(End::rules("no MTU is so small")),
             Ask::Mtu(mtu) => events.push(Event::Mtu(mtu)),
-            Ask::Refused(line) => events.push(Event::Refused(readable(&line))),
-            Ask::End { why, closed } => return Err(End::Said { why: readable(&why), closed }),
+            Ask::Refused { line, of_memory } => events.push(Event::Refused { line: readable(&line), of_memory }),
+            Ask::End { why, closed, of_memory } => return Err(End::Said { why: readable(&why), closed, of_memory }),
             ask => return self.about_ring(ask, fds.pop(), events),
         }
         Ok(Answer::Done)

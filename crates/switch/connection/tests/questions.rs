@@ -114,7 +114,7 @@ fn at_the_end_it_hears_where_rings_stopped_and_nothing_is_left() {
     rig.table(0);
     rig.stands(0, 9);
     rig.start(2, Setup { base: 9, ..setup(0) });
-    let said = rig.say(&Ask::End { why: "enough\n\x1b[31m".into(), closed: false }, &[]).unwrap_err();
+    let said = rig.say(&Ask::End { why: "enough\n\x1b[31m".into(), closed: false, of_memory: false }, &[]).unwrap_err();
     assert_eq!(said.to_string(), "enough??[31m", "it is written to a log");
     let Rig { connection, mut session, queues, mapped, .. } = rig;
     drop(connection);

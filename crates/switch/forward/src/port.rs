@@ -25,7 +25,7 @@ pub struct Port {
     pub id: PortId,
     /// Its name.
     pub name: String,
-    /// Vrings: `2 * pair` to the guest, `2 * pair + 1` from it.
+    /// Rings: `2 * pair` to the guest, `2 * pair + 1` from it.
     pub queues: Arc<[Arc<Queue>]>,
     /// Packets that wait for control's answer.
     pub upcalls: Upcalls,

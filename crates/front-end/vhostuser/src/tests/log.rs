@@ -43,7 +43,7 @@ impl Rig {
 
     fn said(&self) -> String {
         match self.events.last() {
-            Some(Event::Refused(line)) => line.clone(),
+            Some(Event::Refused { line, .. }) => line.clone(),
             other => panic!("{other:?}"),
         }
     }
