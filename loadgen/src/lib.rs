@@ -9,6 +9,7 @@
 //! | `port` | memory, rings, the vhost-user connection |
 //! | `worker` | the loop of one thread: all its ports in turn |
 //! | `sender` | which packet comes next, and when |
+//! | `guest` | ports with a load of their own, and what came out of each port |
 //! | `grants` | guests that grant their pages one by one |
 //! | `first` | packets that are the first of their flows |
 //! | `attack` | guests that do their worst beside the others |
@@ -18,6 +19,7 @@ pub mod attack;
 mod first;
 pub mod frame;
 pub mod grants;
+pub mod guest;
 pub mod order;
 pub mod pace;
 pub mod port;
@@ -28,6 +30,7 @@ mod worker;
 
 pub use attack::Attack;
 pub use grants::{Grants, Policy};
+pub use guest::Guest;
 pub use lasthop_harness::stop::{Failure, Outcome, failed};
 pub use port::Socket;
 pub use report::Report;
@@ -193,7 +196,7 @@ impl<'a> Session<'a> {
             if mine.is_empty() {
                 continue;
             }
-            let mut memory = Memory::new(worker::bytes(settings, mine.len()), settings.huge)?;
+            let mut memory = Memory::new(worker::bytes(settings, &mine), settings.huge)?;
             let mut ports = Vec::new();
             for number in mine {
                 let socket = &settings.sockets[usize::from(number)];
@@ -233,7 +236,8 @@ impl<'a> Session<'a> {
     pub fn play(&mut self, settings: &Settings, observer: &mut dyn Observer) -> Outcome<Report> {
         settings.validate()?;
         let setup = &self.setup;
-        if settings.sizes.longest() > setup.sizes.longest() || (settings.sizes.gso && !setup.sizes.gso) {
+        let longer = |port| settings.tx_buffer(port) > setup.tx_buffer(port);
+        if (0..setup.sockets.len() as u16).any(longer) || (settings.has_gso() && !setup.has_gso()) {
             return Err(failed("frames longer than the ports were made for"));
         }
         let circulates = settings.pattern.circulates();

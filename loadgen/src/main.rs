@@ -5,8 +5,8 @@ use lasthop_harness::proc;
 use lasthop_harness::stop::{self, Failure, Outcome, failed};
 use lasthop_loadgen::frame::Vary;
 use lasthop_loadgen::{
-    self, Attack, Check, FlowOrder, Grants, Listening, Notify, Observer, Pattern, Policy, Report, Settings, Sizes,
-    Socket,
+    self, Attack, Check, FlowOrder, Grants, Guest, Listening, Notify, Observer, Pattern, Policy, Report, Settings,
+    Sizes, Socket,
 };
 use lasthop_sys::CpuList;
 use serde::Serialize;
@@ -89,6 +89,17 @@ struct Arguments {
     /// Seconds to measure
     #[arg(long, default_value_t = 5.0, value_name = "N")]
     seconds: f64,
+    /// A port with a load of its own, and its times apart: PORT:WORD,… of `size=BYTES+BYTES…`, `rate=N` (packets a second of this port;
+    /// 0: none), `window=N`, `flows=N`, and `kicks` (it kicks the switch whenever it is looked at); once for each
+    ///
+    /// Ports are numbered from 0, in the order of the sockets. What is not said is as for all; a rate of its own is no part of --rate. Times are
+    /// measured where one has a rate
+    #[arg(long = "guest", value_name = "PORT:WORD,…")]
+    guests: Vec<Guest>,
+    /// Microseconds of a turn: guests named with --guest that have no rate, or kick, are looked at in turns, one in each round over all other
+    /// ports, for so long even if they have nothing to do
+    #[arg(long, value_name = "N", requires = "guests")]
+    turn: Option<f64>,
     /// Guests that do their worst as long as there is traffic, and what they do
     ///
     /// They are played beside the others, whose packets are measured, in slots of processor time that are the same
@@ -98,8 +109,8 @@ struct Arguments {
     /// Socket of an attacker's port; once for each
     #[arg(long = "attacker", value_name = "PATH[,client]", value_parser = socket, requires = "attack")]
     attackers: Vec<Socket>,
-    /// The attackers behave well, in the same slots: what to compare with
-    #[arg(long, requires = "attack")]
+    /// The attackers behave well in the same slots, or guests that have turns send nothing in turns as long: what to compare with
+    #[arg(long)]
     tame: bool,
     /// Microseconds of each slot
     #[arg(long, default_value_t = 10.0, value_name = "N", requires = "attack")]
@@ -150,7 +161,9 @@ const EXAMPLES: &str = "Examples:
   lasthop-loadgen /tmp/a /tmp/b --rate 1e6 --firsts 1000 --attack trickle --attacker /tmp/c --attacker /tmp/d
       what a receiver that hardly takes anything costs two others; the same with --tame to compare with
   lasthop-loadgen /tmp/a /tmp/b --size 1472 --ring 256 --grants 4096 --heap 1114
-      guests that grant their pages one by one and reuse what they have granted";
+      guests that grant their pages one by one and reuse what they have granted
+  lasthop-loadgen /tmp/a /tmp/b /tmp/c /tmp/d --pattern one-way --guest 0:size=1514 --guest 2:rate=10000 --turn 20
+      a guest that sends as fast as it can beside one that is paced, and the times of each; with --tame the paced one alone";
 
 fn socket(text: &str) -> Result<Socket, String> {
     let (path, listen) = match text.strip_suffix(",client") {
@@ -168,6 +181,7 @@ fn settings(a: &Arguments) -> Outcome<Settings> {
         Duration::try_from_secs_f64(seconds).map_err(|e| failed(format!("--{name} {seconds}: {e}")))
     };
     let circulates = a.pattern.circulates();
+    let paced = a.rate.is_some() || a.guests.iter().any(|g| g.rate.is_some_and(|r| r > 0.0));
     let settings = Settings {
         sizes: a.size.clone(),
         rate: a.rate,
@@ -177,7 +191,7 @@ fn settings(a: &Arguments) -> Outcome<Settings> {
         vary: a.vary,
         flow_order: a.flow_order,
         check: a.check.unwrap_or(if circulates { Check::Count } else { Check::Order }),
-        latency: a.latency || a.pattern.returns() || (a.rate.is_some() && a.check != Some(Check::Count)),
+        latency: a.latency || a.pattern.returns() || (paced && a.check != Some(Check::Count)),
         packed: a.packed,
         ring_size: a.ring,
         queues: a.queues,
@@ -195,6 +209,8 @@ fn settings(a: &Arguments) -> Outcome<Settings> {
         patience: time("patience", a.patience)?,
         attack: a.attack,
         attackers: a.attackers.clone(),
+        guests: a.guests.clone(),
+        turn: a.turn.map(|us| time("turn", us / 1e6)).transpose()?,
         tame: a.tame,
         slot: time("slot", a.slot / 1e6)?,
         firsts: a.firsts,

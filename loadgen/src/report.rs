@@ -3,6 +3,7 @@
 use super::Settings;
 use super::attack::Tally;
 use super::grants::Told;
+use super::guest::{self, PortReport, Ports};
 use super::worker::WorkerReport;
 use hdrhistogram::Histogram;
 use serde::Serialize;
@@ -65,6 +66,8 @@ pub struct Findings {
     pub kicks: u64,
     /// Times a guest slept.
     pub sleeps: u64,
+    /// Nanoseconds by which greedy guests' turns were longer than they should.
+    pub overrun_ns: u64,
 }
 
 impl Findings {
@@ -80,6 +83,7 @@ impl Findings {
             unsent: self.unsent + o.unsent,
             kicks: self.kicks + o.kicks,
             sleeps: self.sleeps + o.sleeps,
+            overrun_ns: self.overrun_ns + o.overrun_ns,
         }
     }
 }
@@ -159,6 +163,10 @@ pub struct Report {
     pub first_packets: Option<Latency>,
     /// Frames received meanwhile by each port.
     pub received_by_port: Vec<u64>,
+    /// What each port did and got meanwhile.
+    pub ports: Vec<PortReport>,
+    /// Part of the time by which greedy guests' turns were longer than they should, in percent.
+    pub turns_overrun_percent: f64,
     /// What attackers did meanwhile.
     pub attack: Option<AttackReport>,
     /// What guests granted and revoked meanwhile, if they grant page by page.
@@ -183,8 +191,7 @@ impl Report {
         workers.iter().filter_map(|w| w.times.as_ref()).for_each(|t| times.add(t).expect("the same bounds"));
         let mut firsts = histogram();
         workers.iter().filter_map(|w| w.firsts.as_ref()).for_each(|t| firsts.add(t).expect("the same bounds"));
-        let mut by_port: Vec<_> = workers.iter().flat_map(|w| w.by_port.iter().copied()).collect();
-        by_port.sort_unstable();
+        let ports = guest::reports(&workers.iter().map(|w| &w.ports).collect::<Vec<&Ports>>());
         let elapsed = if settings.packets.is_some() { Duration::from_nanos(window.last.max(1)) } else { elapsed };
         let seconds = elapsed.as_secs_f64();
         Self {
@@ -203,7 +210,9 @@ impl Report {
             sleeps: found.sleeps,
             latency: if settings.latency { Latency::of(&times) } else { None },
             first_packets: Latency::of(&firsts),
-            received_by_port: by_port.into_iter().map(|(_, received)| received).collect(),
+            received_by_port: ports.iter().map(|p| p.received).collect(),
+            ports,
+            turns_overrun_percent: found.overrun_ns as f64 / seconds / 1e7,
             attack: workers
                 .iter()
                 .find_map(|w| w.attack)
@@ -250,6 +259,25 @@ impl Report {
                 g.updates, g.invalidations, g.asked, g.refused, g.pages
             );
         }
+        for p in self.ports.iter().filter(|p| p.latency.is_some() || p.backlog_percent.is_some()) {
+            let gbit = |bytes: u64| bytes as f64 * 8.0 / self.seconds / 1e9;
+            let _ = write!(
+                text,
+                "port {:<5} {} sent, {} of them received: {:.3} Gbit/s; {} kicks",
+                p.port,
+                p.sent,
+                p.delivered,
+                gbit(p.delivered_bytes),
+                p.kicks
+            );
+            if let Some(l) = &p.latency {
+                let _ = write!(text, "; p50 {:.1} µs, p99 {:.1} µs, max {:.1} µs", l.p50, l.p99, l.max);
+            }
+            if let Some(backlog) = p.backlog_percent {
+                let _ = write!(text, "; {backlog:.0} % of the time with a backlog");
+            }
+            text.push('\n');
+        }
         let _ = writeln!(text, "events     {} kicks, {} sleeps", self.kicks, self.sleeps);
         text
     }
@@ -278,7 +306,7 @@ mod tests {
             findings,
             times: None,
             firsts: None,
-            by_port: vec![(0, 98)],
+            ports: Ports::default(),
             attack: None,
             told: Told::default(),
         }];

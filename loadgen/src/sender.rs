@@ -66,24 +66,21 @@ impl Sender {
         let mut targets = settings.pattern.targets(port, settings.sockets.len() as u16);
         let lure = settings.lure(port).filter(|_| !targets.is_empty());
         targets.extend(lure.map(Some));
+        let (sizes, flows) = (settings.sizes_of(port), settings.flows_of(port));
         let target = |to: &Option<u16>| Target {
-            templates: settings
-                .sizes
-                .cycle
-                .iter()
-                .map(|len| Template::new(port, *to, *len, settings.sizes.gso, settings.vary))
-                .collect(),
-            sequences: vec![0; settings.flows as usize],
+            templates: sizes.cycle.iter().map(|len| Template::new(port, *to, *len, sizes.gso, settings.vary)).collect(),
+            sequences: vec![0; flows as usize],
         };
+        let window = settings.window_of(port);
         let copies = if targets == [None] { settings.sockets.len() as u64 - 1 } else { 1 };
-        let most = if settings.pattern == Pattern::PingPong { Some(1) } else { settings.window.map(u64::from) };
+        let most = if settings.pattern == Pattern::PingPong { Some(1) } else { window.map(u64::from) };
         (!targets.is_empty()).then(|| Self {
             targets: targets.iter().map(target).collect(),
             lured: lure.is_some(),
             turn: 0,
             size: 0,
             flow: 0,
-            flows: settings.flows,
+            flows,
             order: settings.flow_order,
             random: 0x9e37_79b9_7f4a_7c15 ^ (u64::from(port) << 32),
             pacer: None,
@@ -182,6 +179,21 @@ mod tests {
         let expected = [(1, 0, 0), (2, 1, 0), (1, 0, 1), (2, 1, 1), (1, 0, 2), (2, 1, 2), (1, 0, 3), (2, 1, 3)];
         assert_eq!(sent, expected);
         assert!(Sender::new(&settings(Pattern::Incast, 3), 0).is_none());
+    }
+
+    #[test]
+    fn a_port_has_a_load_of_its_own() {
+        let mut s = settings(Pattern::OneWay, 4);
+        s.guests = vec!["2:size=100+200,flows=3,window=5".parse().unwrap()];
+        let mut own = Sender::new(&s, 2).unwrap();
+        let mut len = || {
+            let packet = own.next(0);
+            packet.head.len() + packet.tail - super::super::frame::VNET
+        };
+        assert_eq!([len(), len(), len()], [100, 200, 100]);
+        let usual = Sender::new(&s, 0).unwrap();
+        assert_eq!((own.flows, own.window.as_ref().map(|w| w.most)), (3, Some(5)));
+        assert_eq!((usual.flows, usual.window.is_none(), usual.targets[0].templates[0].len), (1, true, 64));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use super::attack::{self, Attack};
 use super::frame::{self, Vary};
 use super::grants::{Grants, Policy};
+use super::guest::Guest;
 use super::port::PAGE;
 use super::{Outcome, Socket, failed};
 use lasthop_vhostuser::Features;
@@ -203,7 +204,12 @@ pub struct Settings {
     pub attack: Option<Attack>,
     /// Their sockets, [`Attack::ports`] of them.
     pub attackers: Vec<Socket>,
-    /// They behave well: what to compare with.
+    /// Ports with a load of their own.
+    pub guests: Vec<Guest>,
+    /// Of these the greedy ones have turns of this length, one after the other, between which all others are looked at; they spin away
+    /// what they do not use.
+    pub turn: Option<Duration>,
+    /// Attackers behave well, greedy guests send nothing: what to compare with.
     pub tame: bool,
     /// How long their turns take.
     pub slot: Duration,
@@ -244,6 +250,8 @@ impl Settings {
             patience: Duration::from_secs(30),
             attack: None,
             attackers: Vec::new(),
+            guests: Vec::new(),
+            turn: None,
             tame: false,
             slot: attack::SLOT,
             firsts: None,
@@ -290,6 +298,10 @@ impl Settings {
             "attackers are played beside guests that send both ways at a rate"
         } else if self.attack.is_some() && (self.window.is_some() || self.notify == Notify::Sleep) {
             "beside attackers guests poll, and have no window"
+        } else if self.tame && self.attack.is_none() && self.turn.is_none() {
+            "only attackers and greedy guests that have turns (--turn) can be tame"
+        } else if let Some(why) = self.wrong_guests() {
+            return Err(failed(why));
         } else if self.firsts.is_some_and(|r| !r.is_finite() || r <= 0.0 || self.pattern.circulates()) {
             "first packets at a rate above 0, and not where packets go round"
         } else if self.firsts.is_some() && self.flows > frame::FIRSTS {
@@ -312,10 +324,32 @@ impl Settings {
         Err(failed(wrong))
     }
 
+    /// What of the ports with a load of their own does not fit together.
+    fn wrong_guests(&self) -> Option<String> {
+        let wrong = if self.turn.is_some() && !self.guests.iter().any(Guest::is_greedy) {
+            "turns are for guests without a rate of their own: name one (--guest)"
+        } else if self.turn.is_some() && self.notify == Notify::Sleep {
+            "guests that have turns poll"
+        } else if self.guests.is_empty() {
+            return None;
+        } else if self.pattern.circulates() || self.pattern == Pattern::PingPong || self.attack.is_some() {
+            "ports have loads of their own where packets are made, not with ping-pong, and without attackers"
+        } else if self.packets.is_some() {
+            "a port with a load of its own does not stop: no number of packets"
+        } else if self.has_gso() && self.pattern.echoes() {
+            "a packet of 64 KiB does not fit into the one buffer that is sent back"
+        } else {
+            let twice = |g: &&Guest| self.guests.iter().filter(|o| o.port == g.port).count() > 1;
+            let wrong = self.guests.iter().find_map(|g| g.wrong(self.sockets.len()));
+            return wrong.or_else(|| Some(format!("--guest {}: named twice", self.guests.iter().find(twice)?.port)));
+        };
+        Some(wrong.into())
+    }
+
     /// Pages that the buffers of a port take in a heap.
     pub(super) fn fewest_pages(&self) -> usize {
         let pages = |len: usize| len.div_ceil(PAGE as usize);
-        let each = pages(self.rx_buffer).max(pages(self.tx_buffer()));
+        let each = pages(self.rx_buffer).max(pages(self.longest() + frame::VNET));
         2 * usize::from(self.ring_size) * usize::from(self.queues) * each
     }
 
@@ -331,8 +365,8 @@ impl Settings {
             | when(self.packed, Features::RING_PACKED)
             | when(self.queues > 1, Features::MQ)
             | when(self.grants.is_some(), Features::ACCESS_PLATFORM)
-            | when(self.sizes.gso, Features::CSUM | Features::HOST_TSO4 | Features::GUEST_CSUM | Features::GUEST_TSO4)
-            | when(self.sizes.longest() + frame::VNET > self.rx_buffer && !self.circulates(), Features::MRG_RXBUF)
+            | when(self.has_gso(), Features::CSUM | Features::HOST_TSO4 | Features::GUEST_CSUM | Features::GUEST_TSO4)
+            | when(self.longest() + frame::VNET > self.rx_buffer && !self.circulates(), Features::MRG_RXBUF)
     }
 
     /// Features taken if they are offered.
@@ -341,6 +375,41 @@ impl Settings {
         Features::MRG_RXBUF
             | when(self.in_order, Features::IN_ORDER)
             | when(self.notify == Notify::Sleep, Features::RING_EVENT_IDX)
+    }
+
+    /// The longest frame of any port.
+    pub(super) fn longest(&self) -> usize {
+        self.all_sizes().map(Sizes::longest).max().unwrap_or(frame::SHORTEST)
+    }
+
+    /// Whether any port sends GSO packets.
+    pub(super) fn has_gso(&self) -> bool {
+        self.all_sizes().any(|s| s.gso)
+    }
+
+    fn all_sizes(&self) -> impl Iterator<Item = &Sizes> {
+        std::iter::once(&self.sizes).chain(self.guests.iter().filter_map(|g| g.sizes.as_ref()))
+    }
+
+    /// What a port does otherwise than the others.
+    pub(super) fn guest(&self, port: u16) -> Option<&Guest> {
+        self.guests.iter().find(|g| g.port == port)
+    }
+
+    /// Packets a second of a port that is one of `senders`; nothing: as many as go.
+    pub(super) fn rate_of(&self, port: u16, senders: &[u16]) -> Option<f64> {
+        let own = |port: u16| self.guest(port).and_then(|g| g.rate);
+        own(port).or_else(|| Some(self.rate? / senders.iter().filter(|p| own(**p).is_none()).count().max(1) as f64))
+    }
+
+    /// Packets of a port on their way at most.
+    pub(super) fn window_of(&self, port: u16) -> Option<u32> {
+        self.guest(port).and_then(|g| g.window).or(self.window)
+    }
+
+    /// Flows of a port to each receiver.
+    pub(super) fn flows_of(&self, port: u16) -> u32 {
+        self.guest(port).and_then(|g| g.flows).unwrap_or(self.flows)
     }
 
     fn circulates(&self) -> bool {
@@ -353,14 +422,19 @@ impl Settings {
         Some((self.sockets.len() + lure) as u16)
     }
 
-    /// Bytes of a send buffer, virtio-net header included.
-    pub(super) fn tx_buffer(&self) -> usize {
-        self.sizes.longest() + frame::VNET
+    /// Bytes of a port's send buffer, virtio-net header included.
+    pub(super) fn tx_buffer(&self, port: u16) -> usize {
+        self.sizes_of(port).longest() + frame::VNET
+    }
+
+    /// Lengths of a port's frames.
+    pub(super) fn sizes_of(&self, port: u16) -> &Sizes {
+        self.guest(port).and_then(|g| g.sizes.as_ref()).unwrap_or(&self.sizes)
     }
 
     /// Bytes of a receive buffer: a whole frame, where it is to be sent on as it is.
     pub(super) fn receive_buffer(&self) -> usize {
-        if self.circulates() { self.rx_buffer.max(self.tx_buffer()) } else { self.rx_buffer }
+        if self.circulates() { self.rx_buffer.max(self.longest() + frame::VNET) } else { self.rx_buffer }
     }
 }
 
@@ -411,5 +485,26 @@ mod tests {
         assert!(bad(&|s| s.rate = Some(f64::NAN)));
         assert!(bad(&|s| (s.pattern, s.check) = (Pattern::Loop, Check::Order)));
         assert!(bad(&|s| (s.pattern, s.rate) = (Pattern::PingPong, Some(1.0))));
+        let guest = |text: &str| vec![text.parse::<Guest>().unwrap()];
+        assert!(!bad(&|s| (s.guests, s.turn) = (guest("1:size=100"), Some(attack::SLOT))));
+        assert!(bad(&|s| (s.guests, s.turn) = (guest("1:rate=100"), Some(attack::SLOT))), "nobody is greedy");
+        assert!(bad(&|s| s.guests = guest("2:size=100")), "there is no such port");
+        assert!(bad(&|s| s.guests = [guest("1:rate=1"), guest("1:rate=2")].concat()));
+        assert!(bad(&|s| s.guests = guest("0:rate=-1")));
+        assert!(bad(&|s| s.guests = guest("0:size=gso")), "echo cannot send it back");
+        assert!(bad(&|s| s.tame = true));
+        assert!(bad(&|s| (s.pattern, s.guests) = (Pattern::PingPong, guest("0:size=64"))));
+    }
+
+    #[test]
+    fn ports_with_a_rate_of_their_own_take_nothing_of_the_others() {
+        let socket = Socket { path: "/s".into(), listen: true };
+        let mut s = Settings::new(vec![socket; 8], Pattern::OneWay);
+        s.guests = vec!["2:rate=5".parse().unwrap(), "4:size=100,flows=7".parse().unwrap()];
+        let senders = [0, 2, 4, 6];
+        assert_eq!(senders.map(|p| s.rate_of(p, &senders)), [None, Some(5.0), None, None]);
+        s.rate = Some(300.0);
+        assert_eq!(senders.map(|p| s.rate_of(p, &senders)), [Some(100.0), Some(5.0), Some(100.0), Some(100.0)]);
+        assert_eq!((s.flows_of(4), s.flows_of(0), s.longest()), (7, 1, 100));
     }
 }

@@ -2,11 +2,14 @@
 
 mod lend;
 mod send;
+mod sleep;
+mod turns;
 
 use super::attack::{Attackers, Tally, mood};
 use super::first::First;
 use super::frame::{self, FIRSTS, PROBED, Probe, Template, VNET};
 use super::grants::{Heap, Told};
+use super::guest::{Count, Ports, Source};
 use super::order::{Order, Seen};
 use super::pace::Pacer;
 use super::port::{Buffers, Memory, PAGE, Port, Ring, broken};
@@ -16,8 +19,7 @@ use super::settings::BEHIND;
 use super::{Check, Notify, Outcome, Pattern, Phase, Settings, Shared, failed, lock};
 use hdrhistogram::Histogram;
 use lend::{came_back, lend};
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::time::{ClockId, Timespec, clock_gettime};
+use rustix::time::{ClockId, clock_gettime};
 use send::reclaim;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -25,8 +27,6 @@ use std::sync::atomic::Ordering;
 
 /// Frames taken or given at a time.
 const BURST: usize = 64;
-/// A sleeping guest looks up this often for what it may have been told.
-const LOOK_UP_NS: u64 = 10_000_000;
 
 /// What a thread hands back.
 #[derive(Debug)]
@@ -35,8 +35,8 @@ pub struct WorkerReport {
     pub times: Option<Histogram<u64>>,
     /// Of packets that were the first of their flows.
     pub firsts: Option<Histogram<u64>>,
-    /// By port: frames received while it was measured.
-    pub by_port: Vec<(u16, u64)>,
+    /// What is known of each port while it was measured.
+    pub ports: Ports,
     /// What attackers did meanwhile.
     pub attack: Option<Tally>,
     /// What was granted meanwhile.
@@ -50,15 +50,17 @@ pub fn now() -> u64 {
     t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
 }
 
-/// Memory for so many ports.
-pub fn bytes(settings: &Settings, ports: usize) -> u64 {
+/// Memory for these ports.
+pub fn bytes(settings: &Settings, ports: &[u16]) -> u64 {
     let (entries, queues) = (u64::from(settings.ring_size), u64::from(settings.queues));
     let rings = 2 * queues * Ring::bytes(settings);
     let rx = Buffers::stride(settings.receive_buffer());
-    let tx = if settings.pattern.circulates() { rx } else { Buffers::stride(settings.tx_buffer()) };
+    let tx = |port| if settings.pattern.circulates() { rx } else { Buffers::stride(settings.tx_buffer(port)) };
+    let tx: u64 = ports.iter().map(|port| tx(*port)).sum();
+    let ports = ports.len() as u64;
     let heap = settings.heap.unwrap_or(0) as u64 * PAGE;
     // Each piece begins on a page.
-    ports as u64 * (rings + entries * queues * (rx + tx) + heap) + PAGE * (2 + 4 * ports as u64 * queues)
+    ports * (rings + entries * queues * rx + heap) + entries * queues * tx + PAGE * (2 + 4 * ports * queues)
 }
 
 /// A port with its buffers.
@@ -70,6 +72,8 @@ struct Card {
     tx_len: u32,
     /// By queue: send buffers that are not with the device.
     spare: Vec<Vec<u32>>,
+    /// Send buffers of all queues together.
+    buffers: usize,
     /// By queue: receive buffers that could not be granted yet.
     ungranted: Vec<Vec<u32>>,
     /// Where buffers lie from one use to the next, if not always in the same place.
@@ -80,9 +84,13 @@ struct Card {
     orders: Vec<Vec<Order>>,
     /// When what is not in use was revoked last.
     drained: u64,
-    /// Frames received that count, and how many of them before the measurement.
-    received: u64,
-    received_before: u64,
+    /// The one of the greedy guests' groups that it belongs to.
+    group: Option<usize>,
+    /// It kicks whenever it is looked at.
+    kicks: bool,
+    /// What counts, and how much of it was before the measurement.
+    count: Count,
+    count_before: Count,
 }
 
 pub struct Worker {
@@ -108,8 +116,16 @@ pub struct Worker {
     attack: Tally,
     /// What was granted when the measurement began, and then what was in it.
     told: Told,
-    by_port: Vec<(u16, u64)>,
-    senders: usize,
+    /// By port: what came of it.
+    sources: Vec<Source>,
+    sources_before: Vec<(u64, u64)>,
+    ports: Ports,
+    /// Whether senders have to know what of theirs has arrived.
+    tells: bool,
+    /// Ports of greedy guests in turns, and which are next.
+    groups: usize,
+    turn: usize,
+    senders: Vec<u16>,
     /// When traffic began.
     started: u64,
     /// Frames received, counted or not.
@@ -164,8 +180,13 @@ impl Worker {
             attackers,
             attack: Tally::default(),
             told: Told::default(),
-            by_port: Vec::new(),
-            senders: 0,
+            sources: Vec::new(),
+            sources_before: Vec::new(),
+            ports: Ports::default(),
+            tells: false,
+            groups: 0,
+            turn: 0,
+            senders: Vec::new(),
             started: 0,
             seen: 0,
             scratch: Vec::new(),
@@ -193,11 +214,11 @@ impl Worker {
             }
             let mut busy = false;
             for i in 0..self.cards.len() {
-                busy |= if self.settings.pattern.circulates() { self.pass_on(i)? } else { self.receive(i)? };
-                if self.phase.sends() {
-                    busy |= self.send(i)? | self.send_first(i)?;
+                if self.cards[i].group.is_none() {
+                    busy |= self.serve(i)?;
                 }
             }
+            busy |= self.take_turn()?;
             if self.settings.grants.is_some() {
                 let time = now();
                 self.cards.iter_mut().try_for_each(|card| card.tend(time))?;
@@ -221,21 +242,27 @@ impl Worker {
         self.settings = lock(&self.shared.act).clone();
         let settings = &*self.settings;
         let ports = self.shared.delivered.len() as u16;
-        self.senders = (0..ports).filter(|p| !settings.pattern.targets(*p, ports).is_empty()).count();
+        self.senders = (0..ports).filter(|p| !settings.pattern.targets(*p, ports).is_empty()).collect();
+        self.tells = settings.pattern == Pattern::PingPong || (0..ports).any(|p| settings.window_of(p).is_some());
         for card in &mut self.cards {
             card.sender = Sender::new(settings, card.port.number);
+            card.kicks = settings.guest(card.port.number).is_some_and(|g| g.kicks && !settings.tame);
             card.orders.iter_mut().for_each(Vec::clear);
         }
+        let timed = |port| settings.latency && settings.guest(port).is_some();
+        self.sources = (0..ports).map(|port| Source::new(timed(port))).collect();
         self.times = settings.latency.then(histogram);
         self.first_times = settings.firsts.map(|_| histogram());
         // Addresses used once are not new again.
         self.firsts = settings.firsts.map(|_| self.firsts.take().unwrap_or_else(|| First::new(1, 0)));
+        self.group();
         self.reset();
     }
 
     fn reset(&mut self) {
         (self.window, self.findings) = (Window::default(), Findings::default());
-        self.times.iter_mut().chain(&mut self.first_times).for_each(Histogram::reset);
+        let by_source = self.sources.iter_mut().filter_map(|s| s.times.as_mut());
+        self.times.iter_mut().chain(&mut self.first_times).chain(by_source).for_each(Histogram::reset);
         let rings = self.cards.iter_mut().flat_map(|c| c.port.rx.iter_mut().chain(&mut c.port.tx));
         rings.for_each(|r| r.kicks = 0);
     }
@@ -252,11 +279,12 @@ impl Worker {
             Phase::Tell => {
                 let rings = self.cards.iter().flat_map(|c| c.port.rx.iter().chain(&c.port.tx));
                 self.findings.kicks = rings.map(|r| r.kicks).sum();
+                let ports = self.tell_ports();
                 lock(&self.shared.reports).push(WorkerReport {
                     findings: self.findings,
                     times: self.times.take(),
                     firsts: self.first_times.take(),
-                    by_port: std::mem::take(&mut self.by_port),
+                    ports,
                     attack: self.attackers.as_ref().map(|_| self.attack),
                     told: self.told,
                 });
@@ -264,8 +292,9 @@ impl Worker {
             Phase::Warm | Phase::Measure => {
                 let start = now();
                 self.started = start;
-                let rate = self.settings.rate.map(|r| r / self.senders as f64);
-                for sender in self.cards.iter_mut().filter_map(|c| c.sender.as_mut()) {
+                for card in &mut self.cards {
+                    let Some(sender) = &mut card.sender else { continue };
+                    let rate = self.settings.rate_of(card.port.number, &self.senders);
                     sender.pacer = rate.map(|r| Pacer::new(start, r * sender.share()));
                     sender.left = self.settings.packets.unwrap_or(u64::MAX);
                 }
@@ -276,13 +305,13 @@ impl Worker {
                     firsts.pacer = Pacer::new(start, rate);
                 }
                 self.window_start = self.window;
-                self.cards.iter_mut().for_each(|c| c.received_before = c.received);
+                self.begin_counts();
                 self.attack = self.attackers.as_ref().map(Attackers::tally).unwrap_or_default();
                 self.told = self.told_so_far();
             }
             Phase::After => {
                 lock(&self.shared.windows).push(self.window.since(&self.window_start));
-                self.by_port = self.cards.iter().map(|c| (c.port.number, c.received - c.received_before)).collect();
+                self.end_counts();
                 let tally = self.attackers.as_ref().map(Attackers::tally).unwrap_or_default();
                 self.attack = tally.since(self.attack);
                 self.told = self.told_so_far().since(&self.told);
@@ -394,7 +423,7 @@ impl Worker {
         let mut any = false;
         for queue in 0..self.cards[i].port.rx.len() {
             // By source: frames of this burst, told together.
-            let mut run = (0u16, 0u64);
+            let mut run = (0u16, 0u64, 0u64);
             let mut taken = 0;
             let mut arrived = 0;
             while taken < BURST {
@@ -450,15 +479,19 @@ impl Worker {
                 }
                 self.window.received += 1;
                 self.window.bytes += bytes as u64;
-                self.cards[i].received += 1;
+                self.cards[i].count.received += 1;
                 if run.0 != probe.source && run.1 > 0 {
                     self.delivered(run);
-                    run.1 = 0;
+                    run = (probe.source, 0, 0);
                 }
-                run = (probe.source, run.1 + 1);
+                run = (probe.source, run.1 + 1, run.2 + bytes as u64);
                 self.check(i, &probe);
                 if let Some(times) = &mut self.times {
-                    times.saturating_record(arrived.saturating_sub(probe.stamp).max(1));
+                    let time = arrived.saturating_sub(probe.stamp).max(1);
+                    times.saturating_record(time);
+                    if let Some(own) = self.sources.get_mut(usize::from(probe.source)).and_then(|s| s.times.as_mut()) {
+                        own.saturating_record(time);
+                    }
                 }
             }
             if taken > 0 {
@@ -475,8 +508,12 @@ impl Worker {
     }
 
     #[inline]
-    fn delivered(&self, (source, count): (u16, u64)) {
-        if self.settings.window.is_some() || self.settings.pattern == Pattern::PingPong {
+    fn delivered(&mut self, (source, count, bytes): (u16, u64, u64)) {
+        if let Some(source) = self.sources.get_mut(usize::from(source)) {
+            source.frames += count;
+            source.bytes += bytes;
+        }
+        if self.tells {
             self.shared.delivered[usize::from(source)].0.fetch_add(count, Ordering::Relaxed);
         }
     }
@@ -488,7 +525,7 @@ impl Worker {
         if self.settings.check == Check::Count {
             return;
         }
-        let (card, flows) = (&mut self.cards[i], self.settings.flows);
+        let (card, flows) = (&mut self.cards[i], self.settings.flows_of(probe.source));
         let orders = &mut card.orders[usize::from(probe.source)];
         if orders.is_empty() {
             orders.resize(flows as usize, Order::default());
@@ -513,43 +550,6 @@ impl Worker {
                 self.findings.damaged += 1;
             }
         }
-    }
-
-    /// Asks for interrupts and sleeps until one comes or something is due.
-    fn sleep(&mut self) -> Outcome<()> {
-        let sending = self.phase.sends();
-        let (start, mut news) = (now(), false);
-        let mut until = start + LOOK_UP_NS;
-        for card in &mut self.cards {
-            news |= card.port.rx.iter_mut().fold(false, |n, r| r.ring.enable_calls() | n);
-            let full = card.spare.iter().any(Vec::is_empty);
-            match card.sender.as_ref().filter(|_| sending) {
-                // Who sends as fast as he can sleeps only for want of room.
-                Some(s) if full => {
-                    news |= card.port.tx.iter_mut().fold(false, |n, r| r.ring.enable_calls() | n);
-                    until = until.min(s.pacer.as_ref().map_or(until, |p| p.next().max(start + 100_000)));
-                }
-                Some(s) => until = until.min(s.pacer.as_ref().map_or(until, Pacer::next)),
-                None => {}
-            }
-        }
-        if !news && until > start {
-            self.findings.sleeps += 1;
-            let calls: Vec<_> =
-                self.cards.iter().flat_map(|c| c.port.rx.iter().chain(&c.port.tx)).map(|r| &r.call).collect();
-            let mut fds: Vec<_> = calls.iter().map(|c| PollFd::new(*c, PollFlags::IN)).collect();
-            let left = until - start;
-            let limit = Timespec { tv_sec: (left / 1_000_000_000) as i64, tv_nsec: (left % 1_000_000_000) as i64 };
-            let _ = poll(&mut fds, Some(&limit));
-            let woken: Vec<bool> = fds.iter().map(|f| !f.revents().is_empty()).collect();
-            calls.iter().zip(woken).filter(|(_, woken)| *woken).for_each(|(c, _)| {
-                c.drain();
-            });
-        }
-        for card in &mut self.cards {
-            card.port.rx.iter_mut().chain(&mut card.port.tx).for_each(|r| r.ring.disable_calls());
-        }
-        Ok(())
     }
 }
 

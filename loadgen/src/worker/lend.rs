@@ -2,6 +2,7 @@
 
 use super::super::Outcome;
 use super::super::grants::Heap;
+use super::super::guest::Count;
 use super::super::port::{Buffers, Memory, PAGE, Port};
 use super::super::settings::Settings;
 use super::Card;
@@ -42,7 +43,7 @@ impl Card {
     /// A port with the buffers that all share, or with its own: in line, or anywhere in a heap. No buffer is with the switch yet.
     pub(super) fn new(port: Port, settings: &Settings, common: Option<&Buffers>, memory: &mut Memory) -> Outcome<Self> {
         let (entries, queues) = (u32::from(settings.ring_size), u32::from(settings.queues));
-        let [rx_len, tx_len] = [settings.receive_buffer(), settings.tx_buffer()];
+        let [rx_len, tx_len] = [settings.receive_buffer(), settings.tx_buffer(port.number)];
         let mut own = |len: usize| match common {
             Some(common) => Ok(common.clone()),
             None => Ok(Buffers::in_line(memory.take(u64::from(entries * queues) * Buffers::stride(len))?, len)),
@@ -66,13 +67,16 @@ impl Card {
             tx,
             tx_len: tx_len as u32,
             spare: (0..queues).map(spare).collect(),
+            buffers: usize::from(settings.ring_size) * usize::from(settings.queues),
             ungranted: vec![Vec::new(); queues as usize],
             heap,
             sender: None,
             orders: vec![Vec::new(); settings.sockets.len()],
             drained: 0,
-            received: 0,
-            received_before: 0,
+            group: None,
+            kicks: false,
+            count: Count::default(),
+            count_before: Count::default(),
         })
     }
 

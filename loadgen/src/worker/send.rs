@@ -1,6 +1,7 @@
 //! What a port sends: its own packets, those that go back, those that are the first of their flows.
 
-use super::super::port::broken;
+use super::super::grants::Heap;
+use super::super::port::{Buffers, Port, broken};
 use super::super::{Check, Outcome, Pattern, failed, frame};
 use super::lend::{came_back, lend};
 use super::{BURST, Card, VNET, Worker, now};
@@ -42,15 +43,20 @@ impl Worker {
             let delivered = self.shared.delivered[usize::from(card.port.number)].0.load(Ordering::Relaxed);
             room = room.min(window.room(delivered, time));
         }
-        let (mut count, mut lured, queues) = (0, 0, self.queues);
+        let (mut count, mut lured, mut bytes, queues) = (0, 0, 0, self.queues);
+        let greedy = card.group.is_some() && !paced;
+        if greedy {
+            for (queue, spare) in card.spare.iter_mut().enumerate() {
+                take_back(&mut card.port, &mut card.tx, &mut card.heap, spare, card.tx_len, queue)?;
+            }
+            card.count.looks += 1;
+            card.count.dry += u64::from(card.spare.iter().map(Vec::len).sum::<usize>() == card.buffers);
+        }
         while count < room {
             let queue = if queues == 1 { 0 } else { (sender.flow() % u32::from(queues)) as usize };
             let spare = &mut card.spare[queue];
             if spare.is_empty() || (count == 0 && spare.len() < BURST) {
-                while let Some((token, _)) = card.port.tx[queue].ring.poll_used().map_err(broken)? {
-                    came_back(&mut card.port, &mut card.tx, &mut card.heap, token, card.tx_len, false)?;
-                    spare.push(token);
-                }
+                take_back(&mut card.port, &mut card.tx, &mut card.heap, spare, card.tx_len, queue)?;
             }
             let Some(&token) = spare.last() else { break };
             let stamp = match &mut sender.pacer {
@@ -77,6 +83,7 @@ impl Worker {
             spare.pop();
             sender.left -= 1;
             count += 1;
+            bytes += (len - VNET) as u64;
             lured += is_lured;
             if let Some(window) = &mut sender.window {
                 window.sent();
@@ -87,6 +94,8 @@ impl Worker {
         }
         let copies =
             if self.settings.pattern == Pattern::Broadcast { self.shared.delivered.len() as u64 - 1 } else { 1 };
+        card.count.sent += count;
+        card.count.sent_bytes += bytes;
         self.window.sent += count - lured;
         self.findings.expected += (count - lured) * copies;
         for ring in &mut card.port.tx {
@@ -116,14 +125,28 @@ impl Worker {
     }
 }
 
+/// Takes back the send buffers of a queue that the device is done with.
+#[inline]
+fn take_back(
+    port: &mut Port,
+    buffers: &mut Buffers,
+    heap: &mut Option<Heap>,
+    spare: &mut Vec<u32>,
+    len: u32,
+    queue: usize,
+) -> Outcome<()> {
+    while let Some((token, _)) = port.tx[queue].ring.poll_used().map_err(broken)? {
+        came_back(port, buffers, heap, token, len, false)?;
+        spare.push(token);
+    }
+    Ok(())
+}
+
 /// Takes a send buffer, after taking back what the device is done with if there is none.
 pub(super) fn reclaim(card: &mut Card, queue: usize, pool: &mut Vec<u32>, circulates: bool) -> Outcome<Option<u32>> {
     let spare = if circulates { pool } else { &mut card.spare[queue] };
     if spare.is_empty() || card.port.tx[queue].ring.free() == 0 {
-        while let Some((token, _)) = card.port.tx[queue].ring.poll_used().map_err(broken)? {
-            came_back(&mut card.port, &mut card.tx, &mut card.heap, token, card.tx_len, false)?;
-            spare.push(token);
-        }
+        take_back(&mut card.port, &mut card.tx, &mut card.heap, spare, card.tx_len, queue)?;
     }
     Ok(if card.port.tx[queue].ring.free() == 0 { None } else { spare.pop() })
 }

@@ -93,6 +93,9 @@ fn what_cannot_be_measured_is_said() {
     };
     refused(&["--pattern", "ping-pong", "--rate", "5"], "ping-pong has its own pace");
     refused(&["--size", "63"], "64 to");
+    refused(&["--guest", "2:size=64"], "ports are numbered from 0 to 1");
+    refused(&["--guest", "0:speed=1"], "size=, rate=");
+    refused(&["--tame"], "--turn");
     refused(&["--pid", "4194304"], "there is no process 4194304");
     refused(&["--patience", "0.1"], &dir.path().join("a").display().to_string());
 }
@@ -200,4 +203,55 @@ fn rings_in_order_and_not() {
             lasthop.wait_for_state("p1", "waiting");
         }
     }
+}
+
+/// A greedy guest with long frames, one with short ones and a paced one: each has its own lengths, rate and times.
+#[test]
+fn ports_have_loads_of_their_own() {
+    let dir = scratch();
+    let (_lasthop, sockets) = lasthop(6, dir.path());
+    let common = ["--pattern", "one-way", "--ring", "256", "--huge", "no", "--check", "content", "--turn", "20"];
+    let loads =
+        ["--guest", "0:size=1514,window=16,flows=5", "--guest", "2:window=16", "--guest", "4:size=100+200,rate=400"];
+    let time = ["--warmup", "0.1", "--seconds", "0.5"];
+    let of =
+        |json: &Value, port: usize, name: &str| json["ports"][port][name].as_u64().unwrap_or_else(|| panic!("{json}"));
+
+    let json = play(&sockets, &[&common, &loads, &time]);
+    assert_eq!(json["ports"].as_array().map(Vec::len), Some(6), "{json}");
+    for (port, len) in [(0, 1514), (2, 64)] {
+        let (sent, delivered) = (of(&json, port, "sent"), of(&json, port, "delivered"));
+        assert!(delivered > 400, "as many as go: {json}");
+        assert_eq!(
+            (of(&json, port, "sent_bytes"), of(&json, port, "delivered_bytes")),
+            (sent * len, delivered * len),
+            "{json}"
+        );
+        assert!(json["ports"][port]["backlog_percent"].is_number(), "{json}");
+    }
+    let paced = of(&json, 4, "sent");
+    // 400 a second for half a second, or as long as that took.
+    let most = 400.0 * json["seconds"].as_f64().unwrap() + 2.0;
+    assert!(paced >= 150 && paced as f64 <= most, "{json}");
+    assert!(of(&json, 4, "sent_bytes").abs_diff(paced * 150) <= 50, "one of 100 bytes, one of 200: {json}");
+    assert!(json["ports"][4]["backlog_percent"].is_null(), "{json}");
+    for port in [0, 2, 4] {
+        assert_eq!(of(&json, port, "delivered"), of(&json, port + 1, "received"), "{json}");
+        assert_eq!(of(&json, port + 1, "sent"), 0, "{json}");
+        let times = ["min", "p50", "p99", "max"].map(|name| json["ports"][port]["latency"][name].as_f64().unwrap());
+        assert!(times[0] > 0.0 && times.is_sorted(), "{json}");
+        assert!(json["ports"][port + 1]["latency"].is_null(), "{json}");
+    }
+    let timed: u64 = [0, 2, 4].iter().map(|p| json["ports"][*p]["latency"]["packets"].as_u64().unwrap()).sum();
+    assert_eq!(json["latency"]["packets"], timed, "all times are somebody's: {json}");
+
+    let json = play(&sockets, &[&common, &loads, &time, &["--tame"]]);
+    assert_eq!((of(&json, 0, "sent"), of(&json, 2, "sent")), (0, 0), "{json}");
+    assert!(of(&json, 4, "delivered") >= 150, "{json}");
+
+    let storm = ["--guest", "0:kicks,rate=0", "--guest", "4:rate=400"];
+    let json = play(&sockets, &[&common, &storm, &time]);
+    assert_eq!(of(&json, 0, "sent"), 0, "{json}");
+    assert!(of(&json, 0, "kicks") > 1000 && of(&json, 0, "kicks") > of(&json, 4, "kicks"), "{json}");
+    assert!(of(&json, 4, "delivered") >= 150, "{json}");
 }
