@@ -68,7 +68,7 @@ impl Change {
 
 impl Contender {
     /// All there are.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 22] = [
         Self::Lasthop,
         Self::Changed(Change::Poll),
         Self::Changed(Change::NoHelpers),
@@ -85,6 +85,7 @@ impl Contender {
         Self::Ovs(Rules::PortToPort),
         Self::Ovs(Rules::Acl),
         Self::Ovs(Rules::Learning),
+        Self::Ovs(Rules::Policed),
         Self::Ovs(Rules::List),
         Self::DpdkVhost,
         Self::LinuxBridge,
@@ -111,6 +112,7 @@ impl Contender {
             Self::Ovs(Rules::PortToPort) => "ovs-flows",
             Self::Ovs(Rules::Acl) => "ovs-acl",
             Self::Ovs(Rules::Learning) => "ovs-learning",
+            Self::Ovs(Rules::Policed) => "ovs-policed",
             Self::Ovs(Rules::List) => "ovs-list",
             Self::DpdkVhost => "dpdk-vhost",
             Self::LinuxBridge => "linux-bridge",
@@ -138,6 +140,7 @@ impl Contender {
             Self::Ovs(Rules::PortToPort) => "OVS-DPDK, port-to-port flows",
             Self::Ovs(Rules::Acl) => "OVS-DPDK, two ACL rules",
             Self::Ovs(Rules::Learning) => "OVS-DPDK, learning",
+            Self::Ovs(Rules::Policed) => "OVS-DPDK, learning, egress policers",
             Self::Ovs(Rules::List) => "OVS-DPDK, the same rules",
             Self::DpdkVhost => "DPDK vhost, no switch",
             Self::LinuxBridge => "Linux bridge + TAP",

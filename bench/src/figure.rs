@@ -106,6 +106,22 @@ pub const MEMORY: [Figure; 2] = [
     Figure { name: "memory", unit: "KiB/port", more_is_better: false },
     Figure { name: "memory with two ports", unit: "KiB", more_is_better: false },
 ];
+/// A guest with a modest load, alone and beside greedy ones.
+pub const ISOLATION: [Figure; 13] = [
+    Figure { name: "p99 against alone", unit: "×", more_is_better: false },
+    Figure { name: "p99 alone", unit: "µs", more_is_better: false },
+    Figure { name: "p99", unit: "µs", more_is_better: false },
+    Figure { name: "p50 alone", unit: "µs", more_is_better: false },
+    Figure { name: "p50", unit: "µs", more_is_better: false },
+    Figure { name: "longest", unit: "µs", more_is_better: false },
+    Figure { name: "packets kept", unit: "%", more_is_better: true },
+    Figure { name: "worst share", unit: "% of its weight's", more_is_better: true },
+    Figure { name: "turns with a backlog", unit: "% at least", more_is_better: true },
+    Figure { name: "greedy bytes", unit: "Gbit/s", more_is_better: true },
+    Figure { name: "greedy packets", unit: "1000/s", more_is_better: true },
+    Figure { name: "greedy kicks", unit: "1000/s", more_is_better: true },
+    Figure { name: "beyond turns", unit: "% of the time", more_is_better: false },
+];
 /// Two guests that talk, while others behave well and while they do not.
 pub const ATTACK: [Figure; 12] = [
     Figure { name: "packets kept", unit: "%", more_is_better: true },

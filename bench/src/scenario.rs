@@ -2,6 +2,7 @@
 
 mod grants;
 mod interfaces;
+mod isolation;
 mod tables;
 
 use crate::acl::{Kind, MASKS};
@@ -9,12 +10,14 @@ use crate::contender::{Change, Contender};
 use crate::cpus::Cpus;
 use crate::distance::Track;
 use crate::figure::{
-    ATTACK, COST, FLOWS, Figure, GRANTED, IDLE, LEFT, LOOP, MEMORY, OUTSIDE, PLAYED, Shown, THROUGH, TIMES, VMS,
+    ATTACK, COST, FLOWS, Figure, GRANTED, IDLE, ISOLATION, LEFT, LOOP, MEMORY, OUTSIDE, PLAYED, Shown, THROUGH, TIMES,
+    VMS,
 };
 use crate::guests::attack;
 use crate::guests::bridge;
 use crate::guests::dpdk::{Frames, Guests, Ring};
 use crate::guests::granted::{self, Sharing};
+use crate::guests::isolation as beside;
 use crate::guests::load::{Act, Setup, Stage, Yields, memory_per_port};
 use crate::guests::outside::Outside;
 use crate::guests::vms::Pair;
@@ -36,6 +39,7 @@ const OURS: Contender = Contender::Lasthop;
 const FLOW: Contender = Contender::Ovs(Rules::PortToPort);
 const RULE: Contender = Contender::Ovs(Rules::Acl);
 const LEARN: Contender = Contender::Ovs(Rules::Learning);
+const POLICED: Contender = Contender::Ovs(Rules::Policed);
 const LIST: Contender = Contender::Ovs(Rules::List);
 const DRIVEN_LEARN: Contender = Contender::Driven(Rules::Learning);
 const DRIVEN_LIST: Contender = Contender::Driven(Rules::List);
@@ -414,7 +418,7 @@ static OTHERS: [Scenario; 100] = [
 
 /// All there are, those of a group together.
 pub fn all() -> impl Iterator<Item = &'static Scenario> {
-    OTHERS.iter().chain(&tables::ALL).chain(&grants::ALL).chain(&interfaces::ALL)
+    OTHERS.iter().chain(&tables::ALL).chain(&grants::ALL).chain(&interfaces::ALL).chain(&isolation::ALL)
 }
 
 /// What `--scenario` takes: names, and of each group what its names begin with.
@@ -438,7 +442,7 @@ impl Scenario {
 
     /// Which of its rounds is shown and judged.
     pub fn shows(&self) -> Shown {
-        if let Work::Attack(..) = self.work { Shown::Median } else { Shown::Best }
+        if let Work::Attack(..) | Work::Isolation(_) = self.work { Shown::Median } else { Shown::Best }
     }
 
     /// What a measurement yields, in this order.
@@ -451,6 +455,7 @@ impl Scenario {
             Work::Memory => &MEMORY,
             Work::Outside(_) => &OUTSIDE,
             Work::Attack(..) => &ATTACK,
+            Work::Isolation(_) => &ISOLATION,
             Work::Load(_, act) => match act.yields {
                 Yields::Speed => &LOOP,
                 Yields::Times => &TIMES,
@@ -495,6 +500,7 @@ impl Scenario {
                 return Ok(round);
             }
             Work::Attack(attack, rules) => return attack::measure(contender, cpus, attack, rules, seconds as f64),
+            Work::Isolation(what) => return beside::measure(contender, cpus, what, seconds as f64),
             Work::Memory => memory_per_port(contender, cpus, 2, 34),
             Work::Vms => Pair::boot(contender, cpus)?.traffic(seconds),
             Work::Granted(sharing) => granted::measure(contender, cpus, sharing, seconds),

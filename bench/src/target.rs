@@ -63,8 +63,11 @@ const KEPT: usize = 0;
 const LOST: usize = 1;
 const P99: usize = 2;
 const FIRST_P99: usize = 8;
+// Figures of a modest guest beside greedy ones.
+const P99_BESIDE: usize = 0;
+const SHARE: usize = 7;
 
-const TARGETS: [Target; 86] = [
+const TARGETS: [Target; 102] = [
     target("64 B split, packets", "loop-64-split", PACKETS, OVS, Least(1.6)),
     target("64 B split, packets", "loop-64-split", PACKETS, VHOST, Least(1.0)),
     target("64 B packed, packets", "loop-64-packed", PACKETS, OVS, Least(1.6)),
@@ -178,6 +181,57 @@ const TARGETS: [Target; 86] = [
     alone("blocking call descriptor, lost, %", "frontend-call", LOST, Most(0.0)),
     alone("sparse files, packets kept, %", "frontend-regions", KEPT, Least(95.0)),
     alone("sparse files, lost, %", "frontend-regions", LOST, Most(0.0)),
+    alone("64 KiB against 64 B, modest guest's p99 against alone", "isolation-bytes-2", P99_BESIDE, Most(1.5)),
+    alone("64 KiB against 64 B, worst share of its weight's, %", "isolation-bytes-2", SHARE, Least(95.0)),
+    alone(
+        "64 KiB against 64 B, 3 : 1, worst share of its weight's, %",
+        "isolation-bytes-2-weights",
+        SHARE,
+        Least(95.0),
+    ),
+    alone("64 KiB against 1514 B, modest guest's p99 against alone", "isolation-bytes-2-frames", P99_BESIDE, Most(1.5)),
+    alone("64 KiB against 1514 B, worst share of its weight's, %", "isolation-bytes-2-frames", SHARE, Least(95.0)),
+    alone(
+        "64 KiB against 1514 B, 1 : 3, worst share of its weight's, %",
+        "isolation-bytes-2-frames-weights",
+        SHARE,
+        Least(95.0),
+    ),
+    alone(
+        "64 KiB against 64 B, eight guests, modest guest's p99 against alone",
+        "isolation-bytes-8",
+        P99_BESIDE,
+        Most(1.5),
+    ),
+    alone("64 KiB against 64 B, eight guests, worst share of its weight's, %", "isolation-bytes-8", SHARE, Least(95.0)),
+    alone(
+        "64 KiB against 1514 B, eight guests, modest guest's p99 against alone",
+        "isolation-bytes-8-frames",
+        P99_BESIDE,
+        Most(1.5),
+    ),
+    alone(
+        "64 KiB against 1514 B, eight guests, worst share of its weight's, %",
+        "isolation-bytes-8-frames",
+        SHARE,
+        Least(95.0),
+    ),
+    alone("100 flows against one, modest guest's p99 against alone", "isolation-flows-2", P99_BESIDE, Most(1.5)),
+    alone("100 flows against one, worst share of its weight's, %", "isolation-flows-2", SHARE, Least(95.0)),
+    alone(
+        "100 flows against one, eight guests, modest guest's p99 against alone",
+        "isolation-flows-8",
+        P99_BESIDE,
+        Most(1.5),
+    ),
+    alone(
+        "100 flows against one, eight guests, worst share of its weight's, %",
+        "isolation-flows-8",
+        SHARE,
+        Least(95.0),
+    ),
+    alone("kick storm, modest guest's p99 against alone", "isolation-kicks-2", P99_BESIDE, Most(1.5)),
+    alone("seven kick storms, modest guest's p99 against alone", "isolation-kicks-8", P99_BESIDE, Most(1.5)),
 ];
 
 impl Target {

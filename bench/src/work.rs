@@ -2,6 +2,7 @@
 
 use crate::guests::dpdk::{Frames, Ring};
 use crate::guests::granted::Sharing;
+use crate::guests::isolation::Isolation;
 use crate::guests::load::{Act, Setup};
 use crate::switch::uplink::Device;
 use lasthop_loadgen::Attack;
@@ -25,4 +26,6 @@ pub enum Work {
     Outside(Device),
     /// Guests of our own, and others that do their worst, behind so many access rules.
     Attack(Attack, usize),
+    /// A guest of our own with a modest load, alone and beside greedy ones.
+    Isolation(Isolation),
 }

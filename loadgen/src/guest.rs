@@ -78,9 +78,9 @@ pub(super) struct Count {
     pub sent_bytes: u64,
     pub received: u64,
     pub kicks: u64,
-    /// Times it came to send.
+    /// Turns.
     pub looks: u64,
-    /// Of them, times when the switch had taken everything.
+    /// Turns at whose beginning the switch had taken everything.
     pub dry: u64,
 }
 
@@ -142,8 +142,8 @@ pub struct PortReport {
     pub delivered_bytes: u64,
     /// Kicks that it gave.
     pub kicks: u64,
-    /// Of the times that it came to send, when its ring still had something that the switch had not taken, in percent. Known of
-    /// ports without a rate.
+    /// Of its turns, those at whose beginning its ring still had something that the switch had not taken, in percent. Known of
+    /// greedy ports that have turns.
     pub backlog_percent: Option<f64>,
     /// Times of the packets that it sent, in microseconds; of ports that are named with a load of their own, where times are measured.
     pub latency: Option<Latency>,

@@ -274,7 +274,7 @@ impl Report {
                 let _ = write!(text, "; p50 {:.1} µs, p99 {:.1} µs, max {:.1} µs", l.p50, l.p99, l.max);
             }
             if let Some(backlog) = p.backlog_percent {
-                let _ = write!(text, "; {backlog:.0} % of the time with a backlog");
+                let _ = write!(text, "; {backlog:.0} % of its turns began with a backlog");
             }
             text.push('\n');
         }

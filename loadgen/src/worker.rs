@@ -125,6 +125,8 @@ pub struct Worker {
     /// Ports of greedy guests in turns, and which are next.
     groups: usize,
     turn: usize,
+    /// A greedy guest is looked at for the first time in its turn.
+    back: bool,
     senders: Vec<u16>,
     /// When traffic began.
     started: u64,
@@ -186,6 +188,7 @@ impl Worker {
             tells: false,
             groups: 0,
             turn: 0,
+            back: false,
             senders: Vec::new(),
             started: 0,
             seen: 0,

@@ -166,7 +166,8 @@ impl Stage {
         let device = if contender == Contender::NoGro { Some(Device::XdpNoGro) } else { setup.outside };
         let uplink = outside.as_ref().zip(device).map(|(world, device)| Uplink { netns: &world.site, device });
         let translated = setup.grants.is_some();
-        let extras = Extras { large: setup.large, queues: setup.queues, list: list.as_ref(), uplink, translated };
+        let extras =
+            Extras { large: setup.large, queues: setup.queues, list: list.as_ref(), uplink, translated, police: &[] };
         let listen = |p: &Port| Socket { path: p.socket.clone(), listen: true };
         let pattern = match setup {
             Setup { round: true, .. } => Pattern::Loop,

@@ -5,6 +5,7 @@ pub mod attack;
 pub mod bridge;
 pub mod dpdk;
 pub mod granted;
+pub mod isolation;
 pub mod load;
 pub mod outside;
 pub mod reflector;

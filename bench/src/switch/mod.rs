@@ -32,6 +32,8 @@ pub struct Extras<'a> {
     pub translated: bool,
     /// An access list for everything that enters.
     pub list: Option<&'a List>,
+    /// By number from 0, ports to which no more bytes a second are let through: a policer.
+    pub police: &'a [(usize, u64)],
     /// A way out, beside the ports.
     pub uplink: Option<Uplink<'a>>,
 }

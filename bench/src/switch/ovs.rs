@@ -31,6 +31,8 @@ pub enum Rules {
     Acl,
     /// A learning switch, behind an access list if there is one.
     Learning,
+    /// A learning switch with a policer before each port that is to have one, which drops what is too much.
+    Policed,
     /// From one port to the other behind an access list.
     List,
 }
@@ -112,6 +114,13 @@ impl Ovs {
             }
             self.vsctl(&words)?;
         }
+        for (port, bytes) in extras.police {
+            let (port, rate) = (format!("v{port}"), format!("other-config:cir={bytes}"));
+            // A fiftieth of a second, as much as the longest packets need.
+            let burst = format!("other-config:cbs={}", (bytes / 50).max(1 << 18));
+            let policer = ["--id=@q", "create", "qos", "type=egress-policer", &rate, &burst];
+            self.vsctl(&[&["set", "port", &port, "qos=@q", "--"][..], &policer].concat())?;
+        }
         if let Some(uplink) = extras.uplink {
             let number = format!("ofport_request={}", sockets.len() + 1);
             let words = ["add-port", BRIDGE, "net0", "--", "set", "Interface", "net0", &number];
@@ -188,7 +197,8 @@ impl Drop for Ovs {
 pub(super) fn install(dir: &Path, rules: Rules, list: Option<&List>, ports: usize) -> Outcome<()> {
     let bridge = dir.join(format!("{BRIDGE}.mgmt")).display().to_string();
     // Behind a list, a learning one keeps its lowest rule, by which it learns.
-    if rules != Rules::Learning {
+    let learns = matches!(rules, Rules::Learning | Rules::Policed);
+    if !learns {
         run(Command::new("ovs-ofctl").args(["del-flows", &bridge]))?;
     }
     if let Some(list) = list {
@@ -196,7 +206,7 @@ pub(super) fn install(dir: &Path, rules: Rules, list: Option<&List>, ports: usiz
         std::fs::write(&file, list.flows()).map_err(failed)?;
         run(Command::new("ovs-ofctl").args(["add-flows", &bridge]).arg(file))?;
     }
-    if rules == Rules::Learning {
+    if learns {
         return Ok(());
     }
     let acl = ["priority=10,ip,nw_src=192.0.2.1,actions=drop", "priority=10,tcp,tp_dst=80,actions=drop"];

@@ -49,8 +49,8 @@ impl Worker {
             for (queue, spare) in card.spare.iter_mut().enumerate() {
                 take_back(&mut card.port, &mut card.tx, &mut card.heap, spare, card.tx_len, queue)?;
             }
-            card.count.looks += 1;
-            card.count.dry += u64::from(card.spare.iter().map(Vec::len).sum::<usize>() == card.buffers);
+            card.count.looks += u64::from(self.back);
+            card.count.dry += u64::from(self.back && card.spare.iter().map(Vec::len).sum::<usize>() == card.buffers);
         }
         while count < room {
             let queue = if queues == 1 { 0 } else { (sender.flow() % u32::from(queues)) as usize };

@@ -45,6 +45,7 @@ impl Worker {
         let mut time = now();
         let end = time + length.as_nanos() as u64;
         let mut any = false;
+        self.back = true;
         while time < end {
             let mut busy = false;
             for i in 0..self.cards.len() {
@@ -52,6 +53,7 @@ impl Worker {
                     busy |= self.serve(i)?;
                 }
             }
+            self.back = false;
             any |= busy;
             if !busy {
                 std::hint::spin_loop();

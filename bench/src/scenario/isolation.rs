@@ -1,0 +1,80 @@
+//! What ports cost each other: a guest with a modest load beside greedy ones, by two and by eight guests that send.
+
+use super::{LEARN, OURS, POLICED, POLL, Scenario, scenario};
+use crate::contender::Contender;
+use crate::guests::isolation::{Greed, Isolation};
+use crate::work::Work;
+
+const ALL_EQUAL: &[Contender] = &[OURS, POLL, LEARN, POLICED];
+/// Open vSwitch has no weights, but a policer for each port.
+const WEIGHED: &[Contender] = &[OURS, POLL, POLICED];
+const UNPOLICED: &[Contender] = &[OURS, POLL, LEARN];
+
+const LARGE: Greed = Greed { sizes: "gso", ..Greed::PLAIN };
+const FRAME: Greed = Greed { sizes: "1514", ..Greed::PLAIN };
+const BYTES: &[Greed] = &[LARGE, Greed::PLAIN];
+const WEIGHTS: &[Greed] = &[Greed { weight: 300, ..LARGE }, Greed::PLAIN];
+const FRAMES: &[Greed] = &[LARGE, FRAME];
+const FRAME_WEIGHTS: &[Greed] = &[LARGE, Greed { weight: 300, ..FRAME }];
+const KICKS: &[Greed] = &[Greed { kicks: true, ..Greed::PLAIN }];
+const FLOWS: &[Greed] = &[Greed { flows: 100, ..Greed::PLAIN }, Greed::PLAIN];
+
+const fn beside(
+    name: &'static str,
+    title: &'static str,
+    contenders: &'static [Contender],
+    kinds: &'static [Greed],
+    greedy: usize,
+) -> Scenario {
+    scenario(name, title, contenders, Work::Isolation(Isolation { kinds, greedy }))
+}
+
+/// By what the greedy guests do.
+pub(super) static ALL: [Scenario; 10] = [
+    beside(
+        "isolation-bytes-2",
+        "64 KiB packets against 64-byte frames, flat out, and a modest guest",
+        ALL_EQUAL,
+        BYTES,
+        2,
+    ),
+    beside("isolation-bytes-2-weights", "the same, weights 3 : 1", WEIGHED, WEIGHTS, 2),
+    beside(
+        "isolation-bytes-2-frames",
+        "64 KiB packets against 1514-byte frames, flat out, and a modest guest",
+        ALL_EQUAL,
+        FRAMES,
+        2,
+    ),
+    beside("isolation-bytes-2-frames-weights", "the same, weights 1 : 3", WEIGHED, FRAME_WEIGHTS, 2),
+    beside(
+        "isolation-bytes-8",
+        "four guests with 64 KiB packets, three with 64-byte frames, flat out, and a modest one",
+        ALL_EQUAL,
+        BYTES,
+        7,
+    ),
+    beside(
+        "isolation-bytes-8-frames",
+        "four guests with 64 KiB packets, three with 1514-byte frames, flat out, and a modest one",
+        ALL_EQUAL,
+        FRAMES,
+        7,
+    ),
+    beside("isolation-kicks-2", "a guest that kicks in a storm, and a modest guest", UNPOLICED, KICKS, 1),
+    beside("isolation-kicks-8", "seven guests that kick in a storm, and a modest guest", UNPOLICED, KICKS, 7),
+    beside(
+        "isolation-flows-2",
+        "100 flows against one, 64-byte frames, flat out, and a modest guest",
+        ALL_EQUAL,
+        FLOWS,
+        2,
+    ),
+    beside(
+        "isolation-flows-8",
+        "four guests with 100 flows, three with one, 64-byte frames, flat out, and a modest guest",
+        ALL_EQUAL,
+        FLOWS,
+        7,
+    ),
+];
