@@ -140,6 +140,33 @@ fn a_lasthop_that_begins_with_a_file_has_all_of_it_from_the_first_frame_on() {
     assert!(guests.iter_mut().all(|guest| guest.drain().iter().all(|f| number(f) != Some(7))));
 }
 
+/// A device that was not there yet cost a host the access lists that it had kept.
+#[test]
+fn a_start_that_fails_keeps_what_is_remembered() {
+    let dir = scratch();
+    let (run, state) = (dir.path().join("run"), dir.path().join("state"));
+    std::fs::create_dir_all(&state).unwrap();
+    let kept = [
+        (
+            "acl.rules",
+            "# lasthop access lists, format 2. `lasthop acl load` writes this file.\nlist from-guest permit guests\ndeny udp from any port 67\nend 2\n",
+        ),
+        ("ports.json", "{\"version\": 1, \"ports\": []}\n"),
+    ];
+    kept.iter().for_each(|(name, text)| std::fs::write(state.join(name), text).unwrap());
+    let text =
+        "[guests]\nrules = \"permit ip\"\n[port.c3]\ndevice = \"none-such\"\n[mirror.m]\nfrom = [\"a\"]\nto = \"b\"\n";
+    let path = file(dir.path(), text);
+    let mut start = std::process::Command::new(lasthop_tests_process::binary("lasthop"));
+    start.args(["run", "--config", &path, "--run-dir"]).arg(&run).arg("--state-dir").arg(&state);
+    let output = start.output().expect("it ends by itself");
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && error.contains("there is no interface none-such"), "{error}");
+    for (name, text) in kept {
+        assert_eq!(std::fs::read_to_string(state.join(name)).unwrap(), text, "{name}");
+    }
+}
+
 /// A port that has to be made anew was removed before it was found out that it cannot be.
 #[test]
 fn a_port_that_cannot_be_made_anew_stays() {

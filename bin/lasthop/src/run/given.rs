@@ -57,12 +57,12 @@ impl Given {
         ports.map(|port| (port.name.clone(), port.settings.clone())).chain(uplinks).collect()
     }
 
-    /// Adds the file's mirrors to those remembered. What is to be remembered from now on, once nothing can be refused any more.
-    pub fn mirrors(&self, saved: &mut Saved) -> Result<Option<Saved>, RunError> {
+    /// Adds the file's mirrors to those remembered; whether these are to be other ones from now on.
+    pub fn mirrors(&self, saved: &mut Saved) -> Result<bool, RunError> {
         let mirrors = in_mirrors(&saved.mirrors, &self.file).map_err(Failed)?;
         let changes = mirrors != saved.mirrors;
         saved.mirrors = mirrors;
-        Ok(changes.then(|| saved.clone()))
+        Ok(changes)
     }
 
     /// The access lists remembered, with those of the file; and whether the former are to be other ones from now on.

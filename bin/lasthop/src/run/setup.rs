@@ -86,10 +86,21 @@ pub struct Setup {
     pub mirrors: Vec<Mirror>,
     /// Names of remembered ports that the command line names too; they stay remembered.
     pub also_saved: HashSet<String>,
-    /// Text of the access lists remembered; empty if there are none.
+    /// Text of the access lists; empty if there are none.
     pub lists: Vec<u8>,
+    /// What is to be remembered of what the file of `--config` says, once nothing can be refused any more.
+    pub unsaved: Unsaved,
     /// Held as long as we run.
     pub locks: [File; 2],
+}
+
+/// What the file of `--config` has made other than it is remembered.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Unsaved {
+    /// Mirrors.
+    pub mirrors: bool,
+    /// Access lists.
+    pub lists: bool,
 }
 
 impl Setup {
@@ -115,10 +126,10 @@ impl Setup {
         check_apart(&args.run_dir, &args.state_dir)?;
         let store = Store::new(&args.state_dir);
         let mut remembered = store.load().map_err(Failed)?;
-        let to_save = given.mirrors(&mut remembered)?;
+        let other_mirrors = given.mirrors(&mut remembered)?;
         given.overrule(&mut remembered, &ports, &devices);
         let Saved { ports: saved, uplinks: saved_uplinks, taps, settings, mirrors } = remembered;
-        let (lists, save_lists) = given.lists(&store)?;
+        let (lists, other_lists) = given.lists(&store)?;
         let (also_saved, saved) = reconcile(&ports, saved).map_err(Failed)?;
         let (uplinks, saved_uplinks) = reconcile_uplinks(&ports, &saved, &devices, saved_uplinks)?;
         let run_dir = std::path::absolute(&args.run_dir).unwrap_or_else(|_| args.run_dir.clone());
@@ -128,11 +139,6 @@ impl Setup {
         let settings = with_given(settings, &given.settings());
         let told = Told { lists: &lists, mirrors: &mirrors, settings: &settings, ports: &ports };
         let ovs = OpenVswitch::wanted(is_ovs, &run_dir, &told, devices.iter().chain(&saved_uplinks))?;
-        // A start that is refused changes nothing.
-        to_save.map_or(Ok(()), |saved| store.save(saved)).map_err(Failed)?;
-        if save_lists {
-            store.save_lists(&lists).map_err(Failed)?;
-        }
         Ok(Self {
             ovs,
             for_switch: args.for_switch(cpus.as_ref().unwrap_or(&allowed)),
@@ -161,6 +167,7 @@ impl Setup {
             mirrors,
             also_saved,
             lists,
+            unsaved: Unsaved { mirrors: other_mirrors, lists: other_lists },
             locks: [run_lock, state_lock],
         })
     }

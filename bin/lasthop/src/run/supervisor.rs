@@ -15,7 +15,7 @@ use super::segments::Segments;
 use super::served::Served;
 use super::sessions::{self, Sessions};
 use super::settings_text::changed;
-use super::setup::Setup;
+use super::setup::{Setup, Unsaved};
 use super::store::{SavedPort, Store};
 use super::switch_log::SwitchLog;
 use super::uplink::Uplink;
@@ -102,6 +102,8 @@ pub struct Supervisor {
     pub(super) lists: Vec<u8>,
     /// The same as far as control has told us of a change.
     new_lists: Vec<u8>,
+    /// What is not kept yet of the file of `--config`.
+    unsaved: Unsaved,
     /// Sockets of the API: that of the owner, and that of those who may look if there are any.
     pub(super) served: Vec<Served>,
     pub(super) presence: Presence,
@@ -122,7 +124,7 @@ pub struct Supervisor {
     /// Whether `ready` was printed.
     pub(super) announced: bool,
     /// Why it could not be.
-    unwritten: Option<io::Error>,
+    not_ready: Option<String>,
     _locks: [File; 2],
 }
 
@@ -178,6 +180,7 @@ impl Supervisor {
             mirrors: setup.mirrors,
             lists: setup.lists,
             new_lists: Vec::new(),
+            unsaved: setup.unsaved,
             served: std::iter::once(Served::new(setup.api, false))
                 .chain(setup.read_api.map(|socket| Served::new(socket, true)))
                 .collect(),
@@ -191,7 +194,7 @@ impl Supervisor {
             switch_log: SwitchLog::default(),
             cgroup_accounting: setup.vm_cgroup.then(CgroupAccounting::new),
             announced: false,
-            unwritten: None,
+            not_ready: None,
             _locks: setup.locks,
         };
         for port in setup.ports {
@@ -235,9 +238,8 @@ impl Supervisor {
             self.switch.flush(&self.epoll);
             self.control.flush(&self.epoll);
             self.sessions.flush(&self.epoll);
-            if let Some(e) = self.unwritten.take() {
-                let wrong = "\"ready\" could not be written to standard output";
-                return Err(Failed(format!("{wrong}: {e}; make room there, or send it elsewhere")));
+            if let Some(why) = self.not_ready.take() {
+                return Err(Failed(why));
             }
             self.wait(&mut ready, self.deadline())?;
             for token in &ready {
@@ -489,6 +491,11 @@ impl Supervisor {
     pub(super) fn announce(&mut self) {
         let ready = self.switch.is_ready() && self.control.is_ready() && self.uplinks_needed.is_empty();
         if !self.announced && ready {
+            // A start that is refused changes nothing, and from here on none is.
+            if let Err(why) = self.keep_given() {
+                self.not_ready = Some(why);
+                return;
+            }
             self.announced = true;
             // A service manager that waits for it. It may have gone, or be none.
             let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
@@ -496,8 +503,19 @@ impl Supervisor {
             // Whoever closed the pipe does not wait for the line, and VMs must not lose their network for it. Whoever could not be
             // told for another reason would wait for ever.
             let written = writeln!(stdout, "ready").and_then(|()| stdout.flush());
-            self.unwritten = written.err().filter(|e| e.kind() != io::ErrorKind::BrokenPipe);
+            let failed = written.err().filter(|e| e.kind() != io::ErrorKind::BrokenPipe);
+            let wrong = "\"ready\" could not be written to standard output";
+            self.not_ready = failed.map(|e| format!("{wrong}: {e}; make room there, or send it elsewhere"));
         }
+    }
+
+    /// What the file of `--config` says is remembered.
+    fn keep_given(&mut self) -> Result<(), String> {
+        let Unsaved { mirrors, lists } = std::mem::take(&mut self.unsaved);
+        if lists {
+            self.store.save_lists(&self.lists)?;
+        }
+        if mirrors { self.save(None, None) } else { Ok(()) }
     }
 
     fn keep_lists(&mut self) -> Result<(), String> {
