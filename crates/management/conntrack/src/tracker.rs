@@ -181,6 +181,17 @@ impl Tracker {
         translated(nat, tuple, 0, &self.secrets, self.config.icmp_ids)
     }
 
+    /// What the first packet of a new connection would look like after its translation, as far as nobody else has that now; `None`: no address and port is
+    /// free. Nothing changes.
+    pub fn foresee(&self, nat: &Nat, tuple: &Tuple, now_ms: u64) -> Option<Tuple> {
+        let now = ticks(now_ms);
+        let tries = (0..TRIES).map_while(|n| translated(nat, tuple, n, &self.secrets, self.config.icmp_ids));
+        tries.take_while(|sent| sent.inverse().is_some()).find(|sent| {
+            let reply = sent.inverse().unwrap_or_default();
+            (reply != *tuple || sent == tuple) && self.find(&reply, self.secrets.hash(&reply), now).is_none()
+        })
+    }
+
     fn turn(&self, shard: &mut Shard, now: u32, budget: &mut usize) {
         shard.turn(&self.entries, now, budget, |shard, at| {
             self.expired.fetch_add(1, Relaxed);

@@ -3,11 +3,11 @@
 use crate::Learning;
 use crate::acl::{Decision, Direction, List};
 use crate::flows::{Pair, Refusal, VID, Verdict};
-use crate::learning::{CopyTo, Headers, Passage, Probe, Refused, Track, home, inside, refusal};
+use crate::learning::{CopyTo, Headers, Obstacle, Passage, Probe, Refused, Track, home, inside, refusal};
 use crate::mactable::Learned;
 use crate::membership::Tag;
 use lasthop_frame::{FlowKey, FlowMask};
-use lasthop_text::MacAddr;
+use lasthop_text::{MacAddr, counted};
 use lasthop_types::{DropReason, PortId};
 use std::net::IpAddr;
 
@@ -54,10 +54,7 @@ impl Learning {
         let dropped = |lines| Explanation { lines, outputs: Vec::new(), floods: false };
         let (from, mut copied) = (key.port(), Vec::new());
         let mut lines = self.explain_copies(self.copies_from(from), &mut copied, "as it came", &name);
-        let dropped_for = |mut lines: Vec<_>, why| {
-            lines.push(why);
-            dropped(lines)
-        };
+        let dropped_for = |lines: Vec<_>, why| dropped([lines, vec![why]].concat());
         if let Some(refusal) = refusal(key) {
             return dropped_for(lines, refused(&refusal, key));
         }
@@ -89,10 +86,11 @@ impl Learning {
         lines.push(self.explain_source(&pair, now_ms, &name));
         let verdict = self.way(key, vlan, &track);
         let mut outputs = self.outputs(verdict, vlan, key, &mut FlowMask::default());
-        let (mut delivered, mut unasked) = (*key, false);
+        let (mut delivered, mut unasked, mut obstacle) = (*key, false, None);
         if verdict != Verdict::Hairpin {
             match self.passage(key, vlan, &track, &probe, &mut outputs, &mut FlowMask::default()) {
-                Ok(passage) => {
+                Ok(mut passage) => {
+                    obstacle = self.obstacle(key, vlan, &track, &mut passage, (&outputs, now_ms));
                     lines.extend(self.explain_passage(key, &passage, &track, &name));
                     delivered = passage.delivered;
                     unasked = self.is_outside(key, &mut FlowMask::default()) && self.is_unasked(&track, &passage);
@@ -112,6 +110,7 @@ impl Learning {
             });
         }
         lines.extend(self.explain_unasked(unasked, from, &mut outputs));
+        lines.extend(self.explain_obstacle(obstacle, from, &mut outputs, &name));
         self.explain_end(lines, outputs, (from, verdict), copied, name)
     }
 
@@ -119,6 +118,39 @@ impl Learning {
     fn explain_unasked(&self, unasked: bool, from: PortId, outputs: &mut Vec<(PortId, Tag)>) -> Option<String> {
         outputs.retain(|(port, _)| !unasked || self.takes_unasked(from, *port));
         unasked.then(|| UNASKED.to_owned())
+    }
+
+    /// What keeps it from opening the connection that it would open; then it goes nowhere.
+    fn explain_obstacle(
+        &self,
+        obstacle: Option<Obstacle>,
+        from: PortId,
+        outputs: &mut Vec<(PortId, Tag)>,
+        name: impl Fn(PortId) -> String,
+    ) -> Option<String> {
+        let obstacle = obstacle.filter(|_| !outputs.is_empty())?;
+        if let Obstacle::Full(capacity) = obstacle {
+            return Some(format!(
+                "there are {capacity} connections, as many as may be: another gives way to the one that it would open, or it is dropped (ct_limit)"
+            ));
+        }
+        outputs.clear();
+        let there = name(from);
+        let why = match obstacle {
+            Obstacle::Owner(open, limit) => {
+                let told = self.guest_settings(from).and_then(|settings| settings.connections);
+                let whose = told.map_or("its part of the table".into(), |most| format!("connections={most}"));
+                format!("{there} has {open} of {limit} ({whose})")
+            }
+            Obstacle::Share(held) => format!(
+                "{there} holds {} of the translated address towards that server, its share (address_share)",
+                counted(u64::from(held), "port")
+            ),
+            Obstacle::NoTranslation | Obstacle::Full(_) => {
+                "no address and port is free to translate it to (no_translation)".to_owned()
+            }
+        };
+        Some(format!("it would open a connection, but {why}: dropped (ct_limit)"))
     }
 
     /// Copies and rates where it goes.
@@ -195,6 +227,9 @@ impl Learning {
             }
             (Track::Taken, _) => {
                 "there is a connection between its addresses, but of other ports: it is judged as one that opens a connection".into()
+            }
+            (Track::Invalid(_), _) if self.lacks_connections() => {
+                "there is no memory for the table of connections: stateful access lists drop it".into()
             }
             (Track::Invalid(refusal), _) => {
                 format!("it is of no connection, and can open none ({}): stateful access lists drop it", refusal.name())

@@ -67,7 +67,7 @@ fn range(target: &Target) -> Range {
 }
 
 /// The key of a packet that has other addresses and ports.
-fn with(key: &FlowKey, tuple: &Tuple) -> FlowKey {
+pub(super) fn with(key: &FlowKey, tuple: &Tuple) -> FlowKey {
     let [l4_src, l4_dst] = if has_ports(key) { tuple.ports() } else { [key.l4_src, key.l4_dst] };
     FlowKey { ip_src: tuple.src(), ip_dst: tuple.dst(), l4_src, l4_dst, ..*key }
 }

@@ -103,16 +103,23 @@ impl Learning {
 
     /// Whether a packet would open a connection that holds a port of an address of which its own port holds as many as it may; counts it, if so.
     pub(super) fn is_over_share(&self, key: &FlowKey, decided: &Decided) -> bool {
-        let Some(connections) = &self.connections else { return false };
-        let original = tuple(key, decided.vlan);
-        let Some(sent) = connections.tracker.plan(&decided.nat, &original) else { return false };
-        let most = || self.share(key.port(), &decided.nat, &original, &sent);
-        let over = self.takes_a_port(&original, &sent)
-            && most().is_some_and(|most| connections.shares.held(key.port(), &sent) >= most);
-        if over {
+        let over = self.full_share(key, decided.vlan, &decided.nat).is_some();
+        if let Some(connections) = self.connections.as_ref().filter(|_| over) {
             connections.tracker.count(Refusal::AddressShare);
         }
         over
+    }
+
+    /// How many ports of an address a port holds that may hold no more, if the connection that a packet would open takes one.
+    pub(super) fn full_share(&self, key: &FlowKey, vlan: u16, nat: &Nat) -> Option<u32> {
+        let connections = self.connections.as_ref()?;
+        let original = tuple(key, vlan);
+        let sent = connections.tracker.plan(nat, &original)?;
+        if !self.takes_a_port(&original, &sent) {
+            return None;
+        }
+        let most = self.share(key.port(), nat, &original, &sent)?;
+        Some(connections.shares.held(key.port(), &sent)).filter(|held| *held >= most)
     }
 
     /// A port has opened a connection, which may hold a port of a translated address.

@@ -384,6 +384,7 @@ fn a_trace_says_what_a_connection_decides_and_changes_nothing() {
 mod forged;
 mod model;
 mod moved;
+mod promised;
 
 #[test]
 fn a_connection_goes_on_or_ends_as_the_set_that_let_it_open_says() {
