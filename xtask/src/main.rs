@@ -1,7 +1,8 @@
-//! Chores of the repository: `cargo xtask walls`, `cargo xtask counts` and `cargo xtask test`.
+//! Chores of the repository: `cargo xtask walls`, `counts`, `deb` and `test`.
 
 mod aarch64;
 mod counts;
+mod deb;
 mod lines;
 mod links;
 mod prescribed;
@@ -32,6 +33,12 @@ enum Chore {
         #[arg(long)]
         update: bool,
     },
+    /// Build a package for Debian, in target/deb
+    Deb {
+        /// Where programs are that were built already
+        #[arg(long, value_name = "DIR")]
+        programs: Option<PathBuf>,
+    },
     /// Run all tests and close with one line that adds them up
     Test {
         /// Only the tests that need neither root nor virtual machines
@@ -51,6 +58,7 @@ fn main() -> ExitCode {
     let outcome = match Arguments::parse().chore {
         Chore::Walls => check_walls(),
         Chore::Counts { update } => counts::run(update),
+        Chore::Deb { programs } => deb::run(programs.as_deref()),
         Chore::Test { quick, long, summary } => suite::run(quick, long, summary.as_deref()),
     };
     match outcome {

@@ -18,7 +18,14 @@ const LONG: &[(&str, &[&str])] = &[
     (MODELS, &[]),
     (
         "lasthop-tests-process",
-        &["control_rings", "kernel_conntrack", "open_vswitch", "open_vswitch_controllers", "open_vswitch_links"],
+        &[
+            "control_rings",
+            "kernel_conntrack",
+            "open_vswitch",
+            "open_vswitch_controllers",
+            "open_vswitch_links",
+            "package",
+        ],
     ),
     (VM_TESTS, &[]),
 ];

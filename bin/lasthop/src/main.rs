@@ -23,6 +23,7 @@ mod uplink;
 
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand};
+use clap_complete::Shell;
 use client::{CliError, Instance};
 use lasthop_api::{Field, SwitchProxy};
 use serde::Serialize;
@@ -122,6 +123,12 @@ enum Command {
         after_help = "Examples:\n  lasthop attach vm1 --vmm qemu\n  lasthop attach vm1-net vm1-storage --vmm libvirt"
     )]
     Attach(attach::AttachArgs),
+    /// Print what a shell completes lasthop's command lines with
+    #[command(after_help = "Example:\n  lasthop completions bash > /etc/bash_completion.d/lasthop")]
+    Completions {
+        /// The shell
+        shell: Shell,
+    },
     /// Write manual pages
     #[command(hide = true)]
     Man {
@@ -305,6 +312,7 @@ fn main() -> ExitCode {
         Command::Trace(args) => trace::trace(&args),
         Command::Ovs(command) => ovs::run(command),
         Command::Attach(args) => attach::attach(&args),
+        Command::Completions { shell } => Ok(completions(shell)),
         Command::Man { dir } => man(&dir),
     };
     match result {
@@ -407,6 +415,12 @@ fn port_del(name: &str, shared: &SharedArgs) -> Result<String, CliError> {
         [] => format!("port {}: removed\n", p.name),
         told => format!("port {}: removed; what it was told ({}) is forgotten\n", p.name, list::fields(told)),
     })
+}
+
+fn completions(shell: Shell) -> String {
+    let mut text = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "lasthop", &mut text);
+    String::from_utf8_lossy(&text).into_owned()
 }
 
 fn man(dir: &std::path::Path) -> Result<String, CliError> {

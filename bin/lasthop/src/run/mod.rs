@@ -48,6 +48,7 @@ mod child;
 mod driver;
 mod given;
 mod hung_children;
+mod kept;
 mod links;
 mod mirrors;
 mod open_vswitch;

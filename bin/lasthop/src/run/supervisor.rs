@@ -22,7 +22,7 @@ use super::uplink::Uplink;
 use super::{RunError, RunError::Failed};
 use lasthop_hostview::HostMonitor;
 use lasthop_ipc::{RateLimit, SupervisorToSwitch, SwitchSettings, SwitchToSupervisor, ring_pair};
-use lasthop_management_ipc::{ControlToSupervisor, DeviceState, LISTS_PART, SupervisorToControl};
+use lasthop_management_ipc::{ControlToSupervisor, DeviceState, SupervisorToControl};
 use lasthop_policy::Batch;
 use lasthop_policy::{Mirror, PortSettings};
 use lasthop_sys::{Epoll, SignalFd, Trigger, Watched};
@@ -101,9 +101,9 @@ pub struct Supervisor {
     /// Text of the access lists, as it is kept.
     pub(super) lists: Vec<u8>,
     /// The same as far as control has told us of a change.
-    new_lists: Vec<u8>,
+    pub(super) new_lists: Vec<u8>,
     /// What is not kept yet of the file of `--config`.
-    unsaved: Unsaved,
+    pub(super) unsaved: Unsaved,
     /// Sockets of the API: that of the owner, and that of those who may look if there are any.
     pub(super) served: Vec<Served>,
     pub(super) presence: Presence,
@@ -506,32 +506,6 @@ impl Supervisor {
             let failed = written.err().filter(|e| e.kind() != io::ErrorKind::BrokenPipe);
             let wrong = "\"ready\" could not be written to standard output";
             self.not_ready = failed.map(|e| format!("{wrong}: {e}; make room there, or send it elsewhere"));
-        }
-    }
-
-    /// What the file of `--config` says is remembered.
-    fn keep_given(&mut self) -> Result<(), String> {
-        let Unsaved { mirrors, lists } = std::mem::take(&mut self.unsaved);
-        if lists {
-            self.store.save_lists(&self.lists)?;
-        }
-        if mirrors { self.save(None, None) } else { Ok(()) }
-    }
-
-    fn keep_lists(&mut self) -> Result<(), String> {
-        let new = std::mem::take(&mut self.new_lists);
-        self.store.save_lists(&new)?;
-        self.lists = new;
-        Ok(())
-    }
-
-    /// What a new control judges by. Goes before it gets to know the switch.
-    pub(super) fn tell_control_lists(&mut self) {
-        self.new_lists.clear();
-        if !self.lists.is_empty() {
-            for part in self.lists.chunks(LISTS_PART).chain([&[][..]]) {
-                self.control.send(SupervisorToControl::Lists(part.to_vec()), None);
-            }
         }
     }
 

@@ -1,0 +1,33 @@
+//! What outlives this run: access lists and mirrors, written once they hold; and what a new control is told of them.
+
+use super::setup::Unsaved;
+use super::supervisor::Supervisor;
+use lasthop_management_ipc::{LISTS_PART, SupervisorToControl};
+
+impl Supervisor {
+    /// What the file of `--config` says is remembered.
+    pub(super) fn keep_given(&mut self) -> Result<(), String> {
+        let Unsaved { mirrors, lists } = std::mem::take(&mut self.unsaved);
+        if lists {
+            self.store.save_lists(&self.lists)?;
+        }
+        if mirrors { self.save(None, None) } else { Ok(()) }
+    }
+
+    pub(super) fn keep_lists(&mut self) -> Result<(), String> {
+        let new = std::mem::take(&mut self.new_lists);
+        self.store.save_lists(&new)?;
+        self.lists = new;
+        Ok(())
+    }
+
+    /// What a new control judges by. Goes before it gets to know the switch.
+    pub(super) fn tell_control_lists(&mut self) {
+        self.new_lists.clear();
+        if !self.lists.is_empty() {
+            for part in self.lists.chunks(LISTS_PART).chain([&[][..]]) {
+                self.control.send(SupervisorToControl::Lists(part.to_vec()), None);
+            }
+        }
+    }
+}
