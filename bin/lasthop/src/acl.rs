@@ -167,7 +167,15 @@ pub fn load(args: &LoadArgs) -> Result<String, CliError> {
     // Which of several files in a script was it?
     let name = if is_stdin(&args.file) { "standard input".into() } else { args.file.display().to_string() };
     let changed = changed.map_err(|e| CliError::new(format!("{name}: {e}")))?;
-    args.shared.show(&changed, loaded)
+    let open = may_permit_all(&changed) && {
+        let rules = instance.ask(async |c| collect(c.acl_show(&ports, false).await, |page| page.rules).await)?;
+        rules
+            .iter()
+            .filter(|rule| changed.applies_to.contains(&rule.applies_to))
+            .all(|rule| rule.text.contains("permit"))
+    };
+    let note = "all rules permit and so does the default: nothing is denied; a line `default to-guest deny` denies what no rule permits\n";
+    args.shared.show(&changed, |changed| loaded(changed) + if open { note } else { "" })
 }
 
 /// Tells the text that the next `acl_load` of this connection reads.
@@ -189,6 +197,16 @@ fn beside_rules(changed: &AclChanged) -> String {
     let lines = [("snat", changed.snat), ("dnat", changed.dnat)];
     said.extend(lines.into_iter().filter(|(_, n)| *n > 0).map(|(kind, n)| format!("{n} {kind}")));
     if said.is_empty() { String::new() } else { format!("; {}", said.join(", ")) }
+}
+
+/// Whether there are rules, few enough to look at, that alone could deny anything.
+fn may_permit_all(changed: &AclChanged) -> bool {
+    let defaults = [&changed.from_guest_default, &changed.to_guest_default];
+    let rules = changed.from_guest.unwrap_or(0) + changed.to_guest.unwrap_or(0);
+    (1..=4096).contains(&rules)
+        && !changed.stateful
+        && changed.snat + changed.dnat == 0
+        && defaults.iter().all(|default| default.as_deref() != Some("deny"))
 }
 
 fn loaded(changed: &AclChanged) -> String {

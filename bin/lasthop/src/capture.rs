@@ -119,6 +119,9 @@ fn check(instance: &mut Instance, from: &[String]) -> Result<(), CliError> {
              mirror the port (`ovs-vsctl`), or capture in the VM",
         ));
     }
+    if let Some(twice) = from.iter().enumerate().find_map(|(n, port)| from[..n].contains(port).then_some(port)) {
+        return Err(CliError::usage(format!("{twice} is named twice; once is enough")));
+    }
     let there = all_ports(instance)?;
     match from.iter().find(|port| !there.iter().any(|p| p.name == **port)) {
         Some(missing) => {

@@ -79,7 +79,14 @@ fn list(args: &FilterArgs) -> Result<String, CliError> {
         let pages = c.conntrack_list(port.as_deref(), *vlan, proto.as_deref(), addr.as_deref()).await;
         collect(pages, |page| page.connections).await
     })?;
+    let filtered = port.is_some() || vlan.is_some() || proto.is_some() || addr.is_some();
+    let all = if connections.is_empty() && filtered {
+        instance.ask(async |c| c.conntrack_stats().await)?.connections
+    } else {
+        0
+    };
     shared.show(&Connections { connections }, |c| match &c.connections[..] {
+        [] if all > 0 => format!("none of these; {} in all\n", lasthop_text::counted(all, "connection")),
         [] => "no connections; `lasthop conntrack stats` says whether anybody asks about any\n".into(),
         connections => connections.iter().map(line).collect(),
     })

@@ -121,7 +121,7 @@ fn port_table(ports: &[Port], interfaces: &[Uplink]) -> String {
         if !p.settings.is_empty() {
             notes.push_str(&format!("{}: {}\n", p.name, fields(&p.settings)));
         }
-        if p.from_guest.held > 0 {
+        if p.from_guest.held > 0 && p.settings.iter().any(|setting| setting.name == "rate-from") {
             let times = counted(p.from_guest.held, "time");
             notes.push_str(&format!("{}: held {times} by rate-from: its guest sends more than that\n", p.name));
         }
@@ -219,14 +219,18 @@ mod tests {
             vm: Some("running".into()),
             vm_cpu: Some(12),
             queues: vec![Queue { index: 1, enabled: true, error: Some("here".into()), ..Queue::default() }],
+            settings: vec![Field { name: "rate-from".into(), value: "1M".into() }],
             from_guest: Totals { held: 3, ..totals(5, vec![Drops { reason: "policy".into(), packets: 2 }]) },
             to_guest: totals(7, vec![Drops { reason: "no_buffers".into(), packets: 3 }]),
             ..Port::default()
         };
+        let untold = Port { settings: Vec::new(), ..port.clone() };
+        assert!(!port_table(&[untold], &[]).contains("held"), "the rate is not set any more");
         assert_eq!(
             port_table(&[port], &[]),
             "NAME  STATE   MODE    VM      QUEUES  MACS  FROM GUEST  TO GUEST  DROPPED  SOCKET OR DEVICE\n\
              vm1   broken  listen  cpu 12       1     0           5         7        5  /run/vm1.sock\n\
+             vm1: rate-from=1M\n\
              vm1: held 3 times by rate-from: its guest sends more than that\n\
              vm1: broken: ring 1: the available index jumped by 700\n\
              vm1: queue 1 stopped: here\n"

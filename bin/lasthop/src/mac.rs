@@ -112,9 +112,12 @@ pub fn mac(command: &MacCommand) -> Result<String, CliError> {
             let text = vlan.as_ref().map_or_else(|| mac.clone(), |vlan| format!("{mac}@{vlan}"));
             let entry: StaticMac = text.parse().map_err(CliError::usage)?;
             let mac = entry.mac.to_string();
-            let changed = shared.instance()?.ask(async |c| c.mac_add(&mac, port, entry.vlan).await)?;
+            let mut instance = shared.instance()?;
+            let before = instance.ask(async |c| collect(c.mac_list().await, |page| page.macs).await)?;
+            let changed = instance.ask(async |c| c.mac_add(&mac, port, entry.vlan).await)?;
             let at = in_vlan(entry.vlan.unwrap_or(0));
-            shared.show(&changed, |_| format!("{mac}: static at {port}{at}\n"))
+            let moved = taken_over(&before, &entry, port);
+            shared.show(&changed, |_| format!("{mac}: static at {port}{at}{moved}\n"))
         }
         MacCommand::Del { mac, vlan, shared } => {
             let gone = shared.instance()?.ask(async |c| c.mac_del(mac, *vlan).await)?;
@@ -129,6 +132,16 @@ pub fn mac(command: &MacCommand) -> Result<String, CliError> {
             })
         }
     }
+}
+
+/// That a station was heard at another port, which gets nothing for it any more.
+fn taken_over(before: &[Mac], entry: &StaticMac, port: &str) -> String {
+    let mac = entry.mac.to_string();
+    let is_it =
+        |m: &&Mac| m.mac == mac && entry.vlan.is_none_or(|vlan| vlan == m.vlan) && m.port != port && !m.is_static;
+    before.iter().find(is_it).map_or_else(String::new, |m| {
+        format!("; it was learned at {}, and what is sent to it no longer goes there", m.port)
+    })
 }
 
 fn table(macs: &[Mac]) -> String {
@@ -159,4 +172,27 @@ fn group_table(groups: &[Group]) -> String {
         table.row(vec![vlan, g.family.clone(), group, ports.join(", ")]);
     }
     table.render()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_station_that_is_taken_over_is_named() {
+        let known = |port: &str, vlan, is_static| Mac {
+            mac: "52:54:00:00:00:01".into(),
+            port: port.into(),
+            vlan,
+            is_static,
+            ..Mac::default()
+        };
+        let entry: StaticMac = "52:54:00:00:00:01".parse().unwrap();
+        let said = taken_over(&[known("c2", 0, false)], &entry, "c1");
+        assert_eq!(said, "; it was learned at c2, and what is sent to it no longer goes there");
+        assert_eq!(taken_over(&[known("c1", 0, false)], &entry, "c1"), "");
+        assert_eq!(taken_over(&[known("c2", 0, true)], &entry, "c1"), "", "that one stays");
+        let tagged = StaticMac { vlan: Some(7), ..entry };
+        assert_eq!(taken_over(&[known("c2", 8, false)], &tagged, "c1"), "");
+    }
 }

@@ -410,10 +410,12 @@ fn port_add(
 }
 
 fn port_del(name: &str, shared: &SharedArgs) -> Result<String, CliError> {
-    let port = shared.instance()?.ask(async |c| c.port_del(name).await)?;
+    let mut instance = shared.instance()?;
+    let port = instance.ask(async |c| c.port_del(name).await)?;
+    let left = left_behind(&mut instance, name);
     shared.show(&port, |p| match &p.settings[..] {
-        [] => format!("port {}: removed\n", p.name),
-        told => format!("port {}: removed; what it was told ({}) is forgotten\n", p.name, list::fields(told)),
+        [] => format!("port {}: removed\n{left}", p.name),
+        told => format!("port {}: removed; what it was told ({}) is forgotten\n{left}", p.name, list::fields(told)),
     })
 }
 
@@ -421,6 +423,23 @@ fn completions(shell: Shell) -> String {
     let mut text = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "lasthop", &mut text);
     String::from_utf8_lossy(&text).into_owned()
+}
+
+/// What names a port that has gone and stays for the next of its name. It has gone: that what stays cannot be asked is no error.
+fn left_behind(instance: &mut client::Instance, name: &str) -> String {
+    let mut text = String::new();
+    let rules = instance.ask(async |c| client::collect(c.acl_show(&[name], false).await, |page| page.rules).await);
+    if rules.unwrap_or_default().iter().any(|rule| rule.port.as_deref() == Some(name)) {
+        text += &format!(
+            "its own access lists stay, and hold for the next port {name}; `lasthop acl clear --port {name}` removes them\n"
+        );
+    }
+    let mirrors = instance.ask(async |c| c.mirror_list().await).map(|list| list.mirrors).unwrap_or_default();
+    for mirror in mirrors.iter().filter(|mirror| mirror.to_come.iter().any(|missing| missing == name)) {
+        let what = mirror.note.as_deref().unwrap_or("one of its ports is missing");
+        text += &format!("mirror {}: {what}\n", mirror.name);
+    }
+    text
 }
 
 fn man(dir: &std::path::Path) -> Result<String, CliError> {

@@ -4,7 +4,7 @@ use crate::SharedArgs;
 use crate::client::{CliError, Instance};
 use crate::table::{Align, Table};
 use clap::{Args, Subcommand};
-use lasthop_api::{Mirror, MirrorList, SwitchProxy, Uplink};
+use lasthop_api::{Mirror, MirrorList, Port, SwitchProxy, Uplink};
 use lasthop_policy::MAX_SAMPLE;
 use lasthop_text::counted;
 use lasthop_uplink_ipc::UplinkDriver;
@@ -87,11 +87,12 @@ pub fn mirror(command: &MirrorCommand) -> Result<String, CliError> {
                 )));
             }
             let port = if is_file { name } else { to };
+            let cut = if is_file { None } else { cut_off(&crate::list::all_ports(&mut instance)?, to) };
             let added = instance.ask(async |c| c.mirror_add(name, &from, port, direction, *sample).await);
             if added.is_err() && is_file {
                 instance.ask(async |c| c.port_del(name).await)?;
             }
-            shared.show(&added?, |added| said(added, "added"))
+            shared.show(&added?, |added| said(added, &format!("added{}", cut.unwrap_or_default())))
         }
         MirrorCommand::Del { name, shared } => {
             let mut instance = shared.instance()?;
@@ -158,6 +159,12 @@ fn said(list: &MirrorList, what: &str) -> String {
     list.mirrors.iter().map(line).collect()
 }
 
+/// That a guest which has been heard is one no more: its port gets copies, and what it sends is dropped.
+fn cut_off(ports: &[Port], to: &str) -> Option<String> {
+    let port = ports.iter().find(|port| port.name == to && !port.uplink && port.state == "up" && port.macs > 0)?;
+    Some(format!("; {} gets nothing but copies from now on, and its guest is cut off", port.name))
+}
+
 fn table(list: &MirrorList, files: &BTreeMap<String, Uplink>) -> String {
     if list.mirrors.is_empty() {
         return "no mirrors; make one with `lasthop mirror add NAME --from PORT,... --to PORT`\n".into();
@@ -173,4 +180,19 @@ fn table(list: &MirrorList, files: &BTreeMap<String, Uplink>) -> String {
         notes.extend(mirror.note.iter().map(|note| format!("{}: {note}\n", mirror.name)));
     }
     table.render() + &notes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guest_that_is_cut_off_is_told_of() {
+        let port = |state: &str, macs| Port { name: "c3".into(), state: state.into(), macs, ..Port::default() };
+        let said = cut_off(&[port("up", 1)], "c3").unwrap();
+        assert_eq!(said, "; c3 gets nothing but copies from now on, and its guest is cut off");
+        for other in [port("up", 0), port("waiting", 1), Port { uplink: true, ..port("up", 1) }] {
+            assert_eq!(cut_off(&[other], "c3"), None);
+        }
+    }
 }

@@ -454,8 +454,14 @@ fn says_what_is_wrong_and_what_to_do() {
         ("run --uplink-limit-ms -5", "\"-5\" is not a number from 20 to 3600000; write 2000"),
         ("run --uplink-limit-ms abc", "\"abc\" is not a number from 20 to 3600000; write 2000"),
         ("run --uplink-limit-ms 0", "\"0\" is not a number from 20 to 3600000; write 2000"),
-        ("run --connections -5", "\"-5\" is not a number from 4096 to 1048576; write 262144"),
-        ("run --connections 4095", "\"4095\" is not a number from 4096 to 1048576; write 262144"),
+        (
+            "run --connections -5",
+            "\"-5\" is not a number from 4096 to 1048576; choose one of these, or leave it out for 262144",
+        ),
+        (
+            "run --connections 4095",
+            "\"4095\" is not a number from 4096 to 1048576; choose one of these, or leave it out for 262144",
+        ),
         ("run --max-guest-memory 0", "the least is 1"),
         ("run --max-guest-memory -1", "\"-1\" is not a size"),
         ("acl list", "`lasthop acl show`"),

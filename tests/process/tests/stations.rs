@@ -110,6 +110,42 @@ fn learned_addresses_are_forgotten_one_by_one_by_port_and_by_vlan() {
 }
 
 #[test]
+fn what_a_command_takes_from_others_it_says() {
+    let dir = scratch();
+    let lasthop = Lasthop::start(&NAMES.map(|name| Port::listen(name, dir.path())));
+    let mut guests = connect(&lasthop, dir.path());
+    let mut speaks = |number| {
+        guests[1].send(&numbered(mac(2), MacAddr::BROADCAST, number, 60));
+        wait_for("its address", PATIENCE, || lasthop.port("b")["macs"] == 1);
+    };
+    speaks(1);
+    let text = mac(2).to_string();
+    let said = lasthop.command(&["mac", "add", &text, "--port", "c"]);
+    assert!(
+        said.ends_with("static at c; it was learned at b, and what is sent to it no longer goes there\n"),
+        "{said}"
+    );
+    lasthop.command(&["mac", "del", &text]);
+    speaks(2);
+    let said = lasthop.command(&["mirror", "add", "m", "--from", "a", "--to", "b"]);
+    assert!(said.contains("b gets nothing but copies from now on, and its guest is cut off"), "{said}");
+    let rules = dir.path().join("rules").display().to_string();
+    for (rule, denies) in [("permit tcp to any port 22\n", false), ("deny tcp\npermit ip\n", true)] {
+        std::fs::write(&rules, rule).expect("a file");
+        let said = lasthop.command(&["acl", "load", &rules, "--port", "a"]);
+        assert_eq!(said.contains("nothing is denied"), !denies, "{said}");
+    }
+    let said = lasthop.command(&["port", "del", "a"]);
+    assert!(
+        said.contains("its own access lists stay, and hold for the next port a; `lasthop acl clear --port a`"),
+        "{said}"
+    );
+    assert!(said.contains("mirror m: there is no port a yet"), "{said}");
+    let said = lasthop.command(&["port", "del", "c"]);
+    assert_eq!(said, "port c: removed\n", "nothing names it");
+}
+
+#[test]
 fn what_makes_no_sense_of_addresses_is_refused() {
     let dir = scratch();
     let lasthop = Lasthop::start(&NAMES.map(|name| Port::listen(name, dir.path())));
@@ -119,7 +155,7 @@ fn what_makes_no_sense_of_addresses_is_refused() {
     for (words, wrong) in [
         (&["mac", "add", &text, "--port", "c"][..], format!("{text} is static at a already; `lasthop mac del {text}`")),
         (&["mac", "add", &text, "--port", "c", "--vlan", "10"], format!("{text} is static at b in VLAN 10 already")),
-        (&["mac", "add", &text, "--port", "a"], format!("{text} is static there already")),
+        (&["mac", "add", &text, "--port", "a"], format!("static-mac={text}: it is static at this port already")),
         (&["mac", "add", &text, "--port", "d"], "there is no port d; `lasthop port list`".into()),
         (&["mac", "add", "x", "--port", "a"], "write one such as 52:54:00:12:34:56".into()),
         (&["mac", "add", &text, "--port", "a", "--vlan", "5000"], "write one, 1 to 4094".into()),

@@ -171,7 +171,11 @@ fn parse_uplink_limit(text: &str) -> Result<u64, String> {
 fn parse_connections(text: &str) -> Result<usize, String> {
     let (least, most) = CONNECTIONS_RANGE.into_inner();
     let number = text.parse().ok().filter(|n| CONNECTIONS_RANGE.contains(n));
-    number.ok_or_else(|| format!("{text:?} is not a number from {least} to {most}; write {CONNECTIONS}"))
+    number.ok_or_else(|| {
+        format!(
+            "{text:?} is not a number from {least} to {most}; choose one of these, or leave it out for {CONNECTIONS}"
+        )
+    })
 }
 
 /// A list of CPUs, or none.
@@ -267,8 +271,9 @@ pub(super) fn parse_port(text: &str) -> Result<PortArg, String> {
             Some(("owner", _)) if port.owner.is_some() => return Err(format!("{word}: there is an owner already")),
             Some(("owner", owner)) => port.owner = Some(owner.parse().map_err(|e| format!("{word}: {e}"))?),
             _ => {
+                let hint = of_a_list(word);
                 return Err(format!(
-                    "unknown option {word:?}; there are \"client\", \"owner=USER[:GROUP]\" and the settings of \
+                    "unknown option {word:?}; {hint}there are \"client\", \"owner=USER[:GROUP]\" and the settings of \
                      `lasthop port set` ({}), and a path has no comma",
                     SETTINGS.join(", ")
                 ));
@@ -281,6 +286,16 @@ pub(super) fn parse_port(text: &str) -> Result<PortArg, String> {
     Ok(port)
 }
 
+/// A comma ends a value on the command line: what is said of a word that looks like the rest of one.
+fn of_a_list(word: &str) -> &'static str {
+    let is_rest = word.starts_with(|first: char| first.is_ascii_digit()) || lasthop_text::parse_mac(word).is_ok();
+    if is_rest {
+        "between VLANs, or microseconds and packets, write `:`, and name a list of addresses once for each (mac=…,mac=…); "
+    } else {
+        ""
+    }
+}
+
 /// The name of a port or an uplink to be made.
 pub fn new_name(text: &str) -> Result<String, String> {
     check_name(text).and_then(|()| check_new_name(text)).map(|()| text.to_owned())
@@ -289,7 +304,8 @@ pub fn new_name(text: &str) -> Result<String, String> {
 /// A driver of an uplink.
 pub fn driver(text: &str) -> Result<String, String> {
     let known: Vec<_> = UplinkDriver::ALL.iter().filter(|d| !d.is_tunnel()).map(|d| d.name()).collect();
-    let unknown = || format!("there is no driver {text:?}; choose one of {}, file:SIZE", known.join(", "));
+    let unknown =
+        || format!("there is no driver {text:?}; {}choose one of {}, file:SIZE", of_a_list(text), known.join(", "));
     let driver = UplinkDriver::from_name(text).ok_or_else(unknown)?;
     super::open_vswitch::check_driver(driver).map(|()| text.to_owned())
 }
@@ -331,7 +347,8 @@ pub fn check_uplink(uplink: &SavedUplink) -> Result<(), String> {
         && UplinkDriver::from_name(driver).is_none()
     {
         let known = UplinkDriver::ALL.map(UplinkDriver::name).join(", ");
-        return Err(format!("there is no driver {driver:?}; choose one of {known}, file:SIZE"));
+        let hint = of_a_list(driver);
+        return Err(format!("there is no driver {driver:?}; {hint}choose one of {known}, file:SIZE"));
     }
     if !(1..=MAX_QUEUES).contains(&uplink.queues) {
         return Err(format!("queues={}; use 1 to {MAX_QUEUES}", uplink.queues));

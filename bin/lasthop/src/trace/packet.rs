@@ -14,6 +14,9 @@ const EXPERIMENTAL: u16 = 0x88b5;
 /// EtherTypes of VLAN tags.
 const TAGS: [u16; 2] = [0x8100, 0x88a8];
 
+/// TCP's flag.
+const SYN: u8 = 2;
+
 const ICMP: u8 = 1;
 const TCP: u8 = 6;
 const UDP: u8 = 17;
@@ -56,6 +59,9 @@ pub struct Fields {
     /// Destination port of TCP, UDP or SCTP
     #[arg(long, value_name = "PORT")]
     dport: Option<u16>,
+    /// Flags of a TCP segment: syn, ack, fin, rst, psh, urg, or none [default: syn]
+    #[arg(long, value_name = "FLAG,...", value_parser = tcp_flags)]
+    tcp_flags: Option<u8>,
     /// Type of an ICMP or ICMPv6 message [default: echo request]
     #[arg(long, value_name = "NUMBER")]
     icmp_type: Option<u8>,
@@ -120,6 +126,21 @@ fn protocol(text: &str) -> Result<u8, String> {
         "icmpv6" | "icmp6" => Ok(ICMPV6),
         number => number.parse().map_err(|_| "not tcp, udp, icmp, icmpv6, sctp or a number from 0 to 255".into()),
     }
+}
+
+/// Flags of TCP's header (RFC 9293, section 3.1).
+fn tcp_flags(text: &str) -> Result<u8, String> {
+    if text.eq_ignore_ascii_case("none") {
+        return Ok(0);
+    }
+    text.split(',').try_fold(0, |flags, flag| {
+        let known = ["fin", "syn", "rst", "psh", "ack", "urg"].iter().position(|name| name.eq_ignore_ascii_case(flag));
+        known.map(|bit| flags | 1 << bit).ok_or_else(|| {
+            format!(
+                "there is no flag {flag:?}; write some of syn, ack, fin, rst, psh and urg, such as syn,ack, or none"
+            )
+        })
+    })
 }
 
 fn operation(text: &str) -> Result<u16, String> {
@@ -265,6 +286,9 @@ impl Fields {
                 claim(format!("{name} {port}"), IP, &[UDP, TCP, SCTP]);
             }
         }
+        if self.tcp_flags.is_some() {
+            claim("--tcp-flags".into(), IP, &[TCP]);
+        }
         if let Some(kind) = self.icmp_type {
             // The types of neighbour discovery are ICMPv6's alone; ICMP has nothing there.
             let (ethers, protos) =
@@ -392,8 +416,9 @@ impl Fields {
 
     fn transport(&self, proto: u8) -> Vec<u8> {
         let (source, destination) = (self.sport.unwrap_or(0), self.dport.unwrap_or(0));
+        let flags = self.tcp_flags.unwrap_or(SYN);
         let rest: &[u8] = match proto {
-            TCP => &[0, 0, 0, 0, 0, 0, 0, 0, 0x50, 0x02, 0xff, 0xff, 0, 0, 0, 0],
+            TCP => &[0, 0, 0, 0, 0, 0, 0, 0, 0x50, flags, 0xff, 0xff, 0, 0, 0, 0],
             UDP => &[0, 8, 0, 0],
             SCTP => &[0; 8],
             ICMPV6 if self.is_discovery() => return self.discovery(),
@@ -466,6 +491,19 @@ mod tests {
         extract(&mut key, &frame, frame.len(), Depth::Full);
         assert_eq!(key.anomalies, 0, "{options}: the switch finds fault with the frame");
         key
+    }
+
+    #[test]
+    fn a_segment_may_have_other_flags_than_a_syn() {
+        let of = |flags: &str| {
+            let options =
+                format!("tcp --eth-dst 52-54-00-00-00-02 --ip-src 10.0.0.1 --ip-dst 10.0.0.2 --tcp-flags {flags}");
+            key(&options).tcp_flags
+        };
+        assert_eq!((of("syn,ack"), of("RST"), of("fin,psh,urg"), of("none")), (0x12, 4, 0x29, 0));
+        assert!(super::tcp_flags("syn,akc").unwrap_err().contains("there is no flag \"akc\""));
+        let wrong = frame("udp --eth-dst 52-54-00-00-00-02 --ip-src 10.0.0.1 --ip-dst 10.0.0.2 --tcp-flags ack");
+        assert!(wrong.unwrap_err().contains("--tcp-flags contradict"));
     }
 
     #[test]

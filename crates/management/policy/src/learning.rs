@@ -281,7 +281,7 @@ impl Learning {
         let mut decided = self.decide_anew(key, vlan.is_some(), &probe);
         self.follow_connection(key, headers, &mut decided, now_ms, out);
         let Decided { mask, verdict, vlan, actions, rule, kind, track, home, nat } = decided;
-        self.saw_denied(key, &actions, rule.as_ref(), now_ms);
+        self.saw_denied(key, &actions, (rule.as_ref(), kind == Kind::Never), now_ms);
         out.resumes.push(Resume { id, actions: actions.clone() });
         if kind == Kind::Never {
             return;

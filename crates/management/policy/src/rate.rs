@@ -64,6 +64,12 @@ impl FromStr for Rate {
     fn from_str(text: &str) -> Result<Self, String> {
         let wrong = || format!("{text:?} is no rate; {EXPECTED}");
         let (rate, burst) = text.split_once(':').map_or((text, None), |(rate, burst)| (rate, Some(burst)));
+        if ["kbps", "mbps", "gbps"].iter().any(|unit| rate.to_ascii_lowercase().ends_with(unit)) {
+            let number = rate.get(..rate.len() - 3).unwrap_or_default();
+            return Err(format!(
+                "{text:?} is bits a second to some and bytes to others (tc); write {number}bit for bits, and eight times as much for bytes"
+            ));
+        }
         let (number, unit) = match rate.strip_suffix("pps") {
             Some(number) => (number, Unit::Packets),
             None => (rate.strip_suffix("bps").or(rate.strip_suffix("bit")).unwrap_or(rate), Unit::Bits),
@@ -154,6 +160,14 @@ mod tests {
     }
 
     /// Somebody who leaves out the unit means megabits, and would wait for minutes for the first answer.
+    #[test]
+    fn a_rate_that_may_be_bits_or_bytes_is_refused() {
+        for text in ["100mbps", "1Gbps:64K", "500kbps"] {
+            let said = text.parse::<Rate>().unwrap_err();
+            assert!(said.contains("bytes to others (tc); write") && said.contains("bit for bits"), "{said}");
+        }
+    }
+
     #[test]
     fn a_rate_at_which_a_frame_takes_more_than_a_second_is_refused() {
         for (text, parts) in [

@@ -112,7 +112,11 @@ impl PortSettings {
             if !first && !matches!(name, "mac" | "addr" | STATIC_MAC) {
                 return Err(format!("{name} is there twice"));
             }
-            new.set(name, value, first).map_err(|e| format!("{name}={value}: {e}"))?;
+            new.set(name, value, first).map_err(|e| {
+                // `lasthop mac add` says it with a sign, which people have not written.
+                let value = if name == STATIC_MAC { value.trim_start_matches(['+', '-']) } else { value };
+                format!("{name}={value}: {e}")
+            })?;
             named.push(name);
         }
         let is_named = |name: &str| named.contains(&name);
@@ -180,7 +184,7 @@ impl PortSettings {
         if let Some(text) = value.strip_prefix('+') {
             let new = text.parse()?;
             if self.static_macs.contains(&new) {
-                return Err(format!("{new} is static there already"));
+                return Err("it is static at this port already".to_owned());
             }
             self.static_macs.push(new);
         } else if let Some(text) = value.strip_prefix('-') {
@@ -337,7 +341,7 @@ fn link(value: &str) -> Result<bool, String> {
         "down" => Ok(true),
         "up" | "none" => Ok(false),
         // Taking the setting back plugs the cable in, and off reads as the opposite.
-        _ => Err("write up or down".into()),
+        _ => Err("write up or down, or none to take it back, which is up".into()),
     }
 }
 
@@ -461,7 +465,8 @@ mod tests {
         let (one, two) = ("static-mac=52:54:00:00:00:01", "static-mac=52:54:00:00:00:01,52:54:00:00:00:02@7");
         assert_eq!(text(one, "static-mac=+52:54:00:00:00:02@7").unwrap(), two);
         assert_eq!(text(two, "static-mac=-52:54:00:00:00:02@7").unwrap(), one);
-        assert!(text(one, "static-mac=+52:54:00:00:00:01").unwrap_err().contains("is static there already"));
+        let twice = text(one, "static-mac=+52:54:00:00:00:01").unwrap_err();
+        assert_eq!(twice, "static-mac=52:54:00:00:00:01: it is static at this port already");
         assert!(text(one, "static-mac=-52:54:00:00:00:02").unwrap_err().contains("`lasthop mac list`"));
         let trunk = set("trunk=10 native=1");
         assert_eq!(changed(&trunk, "vlan=7").unwrap().to_string(), "vlan=7");

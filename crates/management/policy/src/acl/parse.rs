@@ -375,7 +375,8 @@ impl<'a> Parts<'a> {
                 Some(Place::Set(name.into()))
             }
             (text, None) => {
-                let read = prefix(text).map_err(|expected| words.wrong(&value, expected))?;
+                let or_set = |expected: &str| expected.replace(", or any", ", a set such as @web, or any");
+                let read = prefix(text).map_err(|expected| words.wrong(&value, &or_set(expected)))?;
                 if let Some(wrong) = host_bits(text, &read) {
                     return Err(words.at(&value, &wrong));
                 }

@@ -54,12 +54,19 @@ impl Denials {
 }
 
 impl Learning {
-    /// A packet has come that is dropped.
-    pub(super) fn saw_denied(&mut self, key: &FlowKey, actions: &[Action], rule: Option<&DeniedBy>, now_ms: u64) {
+    /// A packet has come that is dropped. `alone`: no flow is made of it that would count it.
+    pub(super) fn saw_denied(
+        &mut self,
+        key: &FlowKey,
+        actions: &[Action],
+        (rule, alone): (Option<&DeniedBy>, bool),
+        now_ms: u64,
+    ) {
         if let Some(reason) = dropped(actions) {
             let setting = self.setting_against(reason, key);
             let denied = self.denials.entry(key.port(), (reason, rule.cloned(), setting));
             (denied.last_ms, denied.packet) = (now_ms, Some(*key));
+            denied.packets += u64::from(alone);
         }
     }
 

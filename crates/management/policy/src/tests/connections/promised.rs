@@ -15,6 +15,9 @@ fn traced(b: &Bench, port: u32, frame: &[u8]) -> (String, bool) {
 fn refused(b: &mut Bench, frame: &[u8]) -> String {
     let (said, goes) = traced(b, 1, frame);
     assert_eq!(why(b, 1, frame), DropReason::CtLimit);
+    let (port, why, denied) = b.policy.denied().next().expect("no flow counts it, so control does");
+    assert_eq!((port, why.0, denied.packets), (PortId(1), DropReason::CtLimit, 1));
+    assert!(denied.packet.is_some());
     assert!(!goes, "{said}");
     said
 }
