@@ -469,8 +469,8 @@ impl Core {
             SupervisorToControl::PortFault { port, fault: Some(fault) } => drop(self.faults.insert(port, fault)),
             SupervisorToControl::PortFault { port, fault: None } => drop(self.faults.remove(&port)),
             SupervisorToControl::UplinkReply { request, result } => self.uplink_reply(request, result, now_ms),
-            SupervisorToControl::CpuTimes { request, times, replaced } => {
-                self.cpu_reply(request, times, replaced, now_ms)
+            SupervisorToControl::CpuTimes { request, times, replaced, host } => {
+                self.cpu_reply(request, times, (replaced, host), now_ms);
             }
             SupervisorToControl::Mirrors(mirrors) => self.mirrors_are(mirrors, now_ms, out),
             SupervisorToControl::MirrorReply { request, result } => self.mirror_reply(request, result, now_ms),

@@ -1,14 +1,14 @@
 //! What is known, in the words of the API.
 
 use lasthop_api::{
-    Batching, Caches, Carried, CpuTimes, Drops, Field, Flow, GuestQueue, Mac, Port, Queue, Replaced, Totals,
-    TraceOutput, Translation, Uplink,
+    Batching, Caches, Carried, CpuTimes, Drops, Field, Flow, GuestQueue, Host, Mac, Port, Queue, RefusedMac, Replaced,
+    Totals, TraceOutput, Translation, Uplink,
 };
 use lasthop_flow::Action;
 use lasthop_frame::{FlowKey, FlowMask};
 use lasthop_ipc::{FlowInfo, PortInfo, PortState};
 use lasthop_management_ipc::{DeviceState, LinkState, PortConfig, UplinkInfo};
-use lasthop_policy::{MacView, PortSettings, PortView, Vlans};
+use lasthop_policy::{MacView, PortSettings, PortView, RefusedSource, Vlans};
 use lasthop_sys::hostview::VmState;
 use lasthop_text::MacAddr;
 use lasthop_types::{CacheFigures, DropReason, PortId, PortTotals};
@@ -194,6 +194,15 @@ pub(crate) fn caches(of: &CacheFigures) -> Caches {
 pub(crate) fn replaced(of: lasthop_management_ipc::Replaced) -> Replaced {
     let (age_ms, why) = of.last.unzip();
     Replaced { process: of.process, times: of.times, age_ms, why }
+}
+
+pub(crate) fn host(of: lasthop_management_ipc::HostFacts) -> Host {
+    let lasthop_management_ipc::HostFacts { version, vms_unknown, no_helpers, outdated } = of;
+    Host { version, control_version: env!("CARGO_PKG_VERSION").into(), vms_unknown, no_helpers, outdated }
+}
+
+pub(crate) fn refused_mac(of: &RefusedSource, lives_at: Option<String>, now_ms: u64) -> RefusedMac {
+    RefusedMac { mac: of.mac.to_string(), vlan: of.vlan, lives_at, age_ms: now_ms.saturating_sub(of.at_ms) }
 }
 
 pub(crate) fn cpu_times(times: &lasthop_management_ipc::CpuTimes) -> CpuTimes {

@@ -356,7 +356,10 @@ impl Core {
         ids.sort_unstable();
         ids.dedup();
         let port = |id| {
-            let mut port = view::port(id, self.configs.get(&id), infos.get(&id), self.policy.port_view(id));
+            let view = self.policy.port_view(id);
+            let refused = view.as_ref().and_then(|view| view.refused);
+            let mut port = view::port(id, self.configs.get(&id), infos.get(&id), view);
+            port.refused_mac = refused.map(|of| view::refused_mac(&of, of.lives_at.map(|at| self.name(at)), now_ms));
             let slot = infos.get(&id).and_then(|info| info.vm);
             view::port_vm(&mut port, slot.and_then(|slot| self.host_view?.vm(slot)));
             let health = || infos.get(&id).and_then(|info| self.health.note(info, now_ms));

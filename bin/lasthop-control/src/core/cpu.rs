@@ -4,7 +4,7 @@ use super::{Answer, Asker, Command, Core, MAX_QUESTIONS, Question, busy, give, r
 use crate::view;
 use lasthop_api::{Port, SwitchStats};
 use lasthop_ipc::DatapathRequest;
-use lasthop_management_ipc::{ControlToSupervisor, CpuTimes, Replaced};
+use lasthop_management_ipc::{ControlToSupervisor, CpuTimes, HostFacts, Replaced};
 use lasthop_types::PortId;
 use std::collections::BTreeMap;
 
@@ -47,10 +47,17 @@ impl Core {
         self.commands.push(Command::Supervisor(ControlToSupervisor::CpuTimes { request }));
     }
 
-    pub(super) fn cpu_reply(&mut self, request: u64, times: CpuTimes, replaced: Vec<Replaced>, now_ms: u64) {
+    pub(super) fn cpu_reply(
+        &mut self,
+        request: u64,
+        times: CpuTimes,
+        (replaced, host): (Vec<Replaced>, HostFacts),
+        now_ms: u64,
+    ) {
         match self.cpu_requests.remove(&request) {
             Some(CpuRequest::Stats(answer)) => {
-                let of_processes = (view::cpu_times(&times), replaced.into_iter().map(view::replaced).collect());
+                let replaced = replaced.into_iter().map(view::replaced).collect();
+                let of_processes = (view::cpu_times(&times), replaced, view::host(host));
                 self.stats_asked(of_processes, answer, now_ms);
             }
             Some(CpuRequest::Ports(answer)) => {

@@ -3,7 +3,7 @@
 
 use super::{Answer, Core, FLOWS, MAX_QUESTIONS, Question, busy, give, refuse};
 use crate::view;
-use lasthop_api::{CpuTimes, Denied, LeftOut, Replaced, SwitchStats};
+use lasthop_api::{CpuTimes, Denied, Host, LeftOut, Replaced, SwitchStats};
 use lasthop_policy::acl::{Direction, Scope};
 use lasthop_policy::{DeniedBy, Why};
 
@@ -12,7 +12,7 @@ const MAX_LEFT_OUT: usize = 64;
 const MAX_NAMED: usize = 4;
 
 /// What the supervisor knows of the processes.
-type OfProcesses = (CpuTimes, Vec<Replaced>);
+type OfProcesses = (CpuTimes, Vec<Replaced>, Host);
 type Wanted = (OfProcesses, Answer<SwitchStats>);
 
 /// Those who want statistics.
@@ -65,7 +65,7 @@ impl Core {
         }
     }
 
-    fn stats(&self, (cpu, replaced): OfProcesses, now_ms: u64) -> SwitchStats {
+    fn stats(&self, (cpu, replaced, host): OfProcesses, now_ms: u64) -> SwitchStats {
         SwitchStats {
             switch_connected: self.attached,
             ports: self.configs.len() as u64,
@@ -87,6 +87,7 @@ impl Core {
             left_out: self.left_out(),
             replaced,
             open_vswitch: self.interfaces_of_others(),
+            host,
         }
     }
 

@@ -8,7 +8,7 @@ use lasthop_ipc::{
     ToControl, UpcallPacket, ring_pair,
 };
 use lasthop_management_ipc::{
-    ControlToSupervisor, CpuTimes, DeviceState, LISTS_PART, LinkState, MirrorConfig, PortConfig, Replaced,
+    ControlToSupervisor, CpuTimes, DeviceState, HostFacts, LISTS_PART, LinkState, MirrorConfig, PortConfig, Replaced,
     SupervisorToControl, UplinkConfig, UplinkInfo,
 };
 use lasthop_policy::PortSettings;
@@ -277,7 +277,10 @@ impl Fake {
                 };
                 let last = Some((3000, "ended: signal: 9 (SIGKILL)".into()));
                 let replaced = vec![Replaced { process: "switch".into(), times: 2, last }];
-                self.supervisor.send(&SupervisorToControl::CpuTimes { request, times, replaced }, None).unwrap();
+                let host =
+                    HostFacts { version: "1.2.3".into(), outdated: vec!["switch".into()], ..HostFacts::default() };
+                let told = SupervisorToControl::CpuTimes { request, times, replaced, host };
+                self.supervisor.send(&told, None).unwrap();
                 return;
             }
             ControlToSupervisor::TakesNothing { .. } | ControlToSupervisor::Limit { .. } => return,

@@ -5,7 +5,7 @@
 //! missing, which has no process; it goes on while a process is replaced; and a compromised process can neither pretend that its
 //! cable is in nor take another uplink's place by pretending that it is not. The processes' sandbox stays as tight as it was.
 //!
-//! Three fields of one message are read by hand, in bounds: the libraries for rtnetlink decode every attribute and refuse a
+//! Four fields of one message are read by hand, in bounds: the libraries for rtnetlink decode every attribute and refuse a
 //! message when one of them has grown in a newer kernel.
 
 use lasthop_management_ipc::LinkState;
@@ -23,6 +23,7 @@ const RTM_GETLINK: u16 = 18;
 const NLMSG_DONE: u16 = 3;
 const NLM_F_REQUEST_DUMP: u16 = 0x301;
 const IFLA_IFNAME: u16 = 3;
+const IFLA_MTU: u16 = 4;
 /// Of an interface that is gone: the namespace that it has gone to.
 const IFLA_NEW_NETNSID: u16 = 45;
 const IFF_UP: u32 = 1;
@@ -45,6 +46,7 @@ enum Said {
         index: i32,
         name: String,
         state: LinkState,
+        mtu: Option<u32>,
     },
     Gone {
         index: i32,
@@ -62,6 +64,8 @@ pub struct Links {
     room: Vec<u8>,
     by_index: BTreeMap<i32, String>,
     by_name: BTreeMap<String, (i32, LinkState)>,
+    /// In bytes, of those in `by_index`.
+    mtus: BTreeMap<i32, u32>,
     /// Those that have gone to another namespace, where nothing is heard of them.
     away: BTreeSet<String>,
 }
@@ -73,8 +77,14 @@ impl Links {
         let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)?;
         bind(&socket, &SocketAddrNetlink::new(0, RTMGRP_LINK))?;
         let room = vec![0; ROOM];
-        let mut links =
-            Self { socket, room, by_index: BTreeMap::new(), by_name: BTreeMap::new(), away: BTreeSet::new() };
+        let mut links = Self {
+            socket,
+            room,
+            by_index: BTreeMap::new(),
+            by_name: BTreeMap::new(),
+            mtus: BTreeMap::new(),
+            away: BTreeSet::new(),
+        };
         links.list()?;
         Ok(links)
     }
@@ -87,6 +97,11 @@ impl Links {
         }
         let unseen = if is_held && self.away.contains(name) { LinkState::Up } else { LinkState::Missing };
         self.by_name.get(name).map_or(unseen, |(_, state)| *state)
+    }
+
+    /// The MTU in bytes of the interface of this name, if there is one here.
+    pub fn mtu(&self, name: &str) -> Option<u32> {
+        self.by_name.get(name).and_then(|(index, _)| self.mtus.get(index)).copied()
     }
 
     /// Takes what the kernel has said meanwhile.
@@ -105,6 +120,7 @@ impl Links {
     fn list(&mut self) -> Result<(), Errno> {
         self.by_index.clear();
         self.by_name.clear();
+        self.mtus.clear();
         let mut request = Vec::with_capacity(HEADER + INFO);
         request.extend(((HEADER + INFO) as u32).to_ne_bytes());
         request.extend(RTM_GETLINK.to_ne_bytes());
@@ -134,7 +150,10 @@ impl Links {
         let mut done = false;
         for said in messages(self.room.get(..len).unwrap_or_default()) {
             match said {
-                Said::There { index, name, state } => self.is_there(index, name, state),
+                Said::There { index, name, state, mtu } => {
+                    self.is_there(index, name, state);
+                    self.mtus.extend(mtu.map(|mtu| (index, mtu)));
+                }
                 Said::Gone { index, away } => self.is_gone(index, away),
                 Said::Done => done = true,
             }
@@ -151,6 +170,7 @@ impl Links {
     }
 
     fn is_gone(&mut self, index: i32, away: bool) {
+        self.mtus.remove(&index);
         if let Some(name) = self.by_index.remove(&index)
             && self.by_name.get(&name).is_some_and(|(i, _)| *i == index)
         {
@@ -207,7 +227,8 @@ fn interface(kind: u16, body: &[u8]) -> Option<Said> {
     };
     let name = attribute(body.get(INFO..)?, IFLA_IFNAME)?;
     let name = name.split(|b| *b == 0).next()?;
-    Some(Said::There { index, name: String::from_utf8_lossy(name).into_owned(), state })
+    let mtu = attribute(body.get(INFO..)?, IFLA_MTU).and_then(|value| word(value, 0)).map(u32::from_ne_bytes);
+    Some(Said::There { index, name: String::from_utf8_lossy(name).into_owned(), state, mtu })
 }
 
 /// The first attribute of this type.
@@ -233,7 +254,8 @@ mod tests {
         body.extend(index.to_ne_bytes());
         body.extend(flags.to_ne_bytes());
         body.extend([0; 4]);
-        for (kind, value) in [(1u16, &[1, 2, 3, 4, 5, 6][..]), (IFLA_IFNAME, &[name.as_bytes(), &[0]].concat()[..])] {
+        let (named, mtu) = ([name.as_bytes(), &[0]].concat(), 1400u32.to_ne_bytes());
+        for (kind, value) in [(1u16, &[1, 2, 3, 4, 5, 6][..]), (IFLA_IFNAME, &named[..]), (IFLA_MTU, &mtu[..])] {
             body.extend((value.len() as u16 + 4).to_ne_bytes());
             body.extend(kind.to_ne_bytes());
             body.extend(value);
@@ -259,7 +281,7 @@ mod tests {
             message(NLMSG_DONE, 0, 0, 0, ""),
         ]
         .concat();
-        let there = |index, name: &str, state| Said::There { index, name: name.into(), state };
+        let there = |index, name: &str, state| Said::There { index, name: name.into(), state, mtu: Some(1400) };
         let expected = [
             there(2, "eth0", LinkState::Up),
             there(3, "eth10", LinkState::NoCarrier),
@@ -285,6 +307,7 @@ mod tests {
     fn names_move_between_interfaces() {
         let mut links = Links::open().unwrap();
         assert_ne!(links.state("lo", false), LinkState::Missing, "every namespace has a loopback");
+        assert!(links.mtu("lo").is_some() && links.mtu("no such").is_none());
         links.is_there(700_001, "a-name".into(), LinkState::Up);
         links.is_there(700_002, "b-name".into(), LinkState::Down);
         // The two change names, by way of a third.

@@ -25,6 +25,7 @@
 //! | `uplink/carrier` | one whose interface is missing, down or without a carrier |
 //! | `uplink/taking` | one that answers, and takes nothing of what the switch has for it |
 //! | `uplink/announcements` | when the stations behind one that took over are announced |
+//! | `host_facts` | what the host does not let us have, and programs whose file was replaced |
 //! | `links` | interfaces, as the kernel tells of them |
 //! | `segments` | which uplinks are on one network segment, and which of them has to be blocked |
 //! | `probing` | probes sent and heard, and what follows |
@@ -47,6 +48,7 @@ mod cgroup_accounting;
 mod child;
 mod driver;
 mod given;
+mod host_facts;
 mod hung_children;
 mod kept;
 mod links;

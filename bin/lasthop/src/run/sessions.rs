@@ -128,6 +128,11 @@ impl Sessions {
         self.all.values().filter_map(|session| session.child.pid())
     }
 
+    /// The same, with the numbers of their ports.
+    pub fn pids_by_port(&self) -> impl Iterator<Item = (u32, u32)> {
+        self.all.iter().filter_map(|(port, session)| Some((*port, session.child.pid()?)))
+    }
+
     /// Sends what waits.
     pub fn flush(&mut self, epoll: &Epoll) {
         self.all.values_mut().for_each(|session| session.child.flush(epoll));

@@ -3,6 +3,7 @@
 use super::boost::Boost;
 use super::cgroup_accounting::CgroupAccounting;
 use super::child::{Child, Ended};
+use super::host_facts::Missing;
 use super::links::Links;
 use super::open_vswitch::{self, OpenVswitch};
 use super::owner::FileOwner;
@@ -114,6 +115,7 @@ pub struct Supervisor {
     pub(super) for_switch: SwitchSettings,
     /// What cores and VMs do.
     pub(super) monitor: HostMonitor,
+    pub(super) missing: Missing,
     /// Where the switch asks for threads to leave the idle class.
     boost: Option<Boost>,
     /// Which thread of the switch is which port's.
@@ -137,11 +139,12 @@ impl Supervisor {
         let signals = SignalFd::new().map_err(|e| system("signalfd", e))?;
         epoll.add(&signals, SIGNALS, Trigger::Level).map_err(|e| system("epoll", e))?;
         let journal = journal().map_err(|e| system("memfd_create", e))?;
-        let monitor = monitor(setup.bpf).map_err(|e| system("memfd_create", e))?;
+        let mut missing = Missing::default();
+        let monitor = missing.monitor(setup.bpf).map_err(|e| system("memfd_create", e))?;
 
         let arguments = |text: &[&str]| text.iter().map(ToString::to_string).collect::<Vec<_>>();
         let mut for_switch = arguments(&["--supervisor-fd", "3", "--journal-fd", "4", "--host-view-fd", "5"]);
-        let boost = Boost::new().map_err(|e| warn!("no helpers on idle cores: {e}")).ok();
+        let boost = missing.boost();
         if let Some(boost) = &boost {
             epoll.add(boost, BOOST, Trigger::Level).map_err(|e| system("epoll", e))?;
             for_switch.extend(arguments(&["--boost-fd", "6"]));
@@ -189,6 +192,7 @@ impl Supervisor {
             journal,
             for_switch: setup.for_switch,
             monitor,
+            missing,
             boost,
             port_threads: PortThreads::default(),
             switch_log: SwitchLog::default(),
@@ -460,7 +464,8 @@ impl Supervisor {
                     self.presence.ask();
                     self.look_after_sockets(Instant::now());
                     let (times, replaced) = (self.cpu_times(), self.replaced.list(Instant::now()));
-                    self.control.send(SupervisorToControl::CpuTimes { request, times, replaced }, None);
+                    let host = self.host_facts();
+                    self.control.send(SupervisorToControl::CpuTimes { request, times, replaced, host }, None);
                     continue;
                 }
                 ControlToSupervisor::MirrorAdd { request, mirror } => {
@@ -560,17 +565,6 @@ fn journal() -> Result<OwnedFd, rustix::io::Errno> {
     ftruncate(&journal, JOURNAL_LEN)?;
     fcntl_add_seals(&journal, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
     Ok(journal)
-}
-
-/// Watches cores and VMs, if the kernel lets us; if not, says why, once.
-fn monitor(bpf: bool) -> Result<HostMonitor, rustix::io::Errno> {
-    if bpf {
-        match HostMonitor::start() {
-            Ok(monitor) => return Ok(monitor),
-            Err(e) => warn!("not known which VMs run and which cores are idle: {e}; going on without"),
-        }
-    }
-    HostMonitor::without_program()
 }
 
 /// Every port needs descriptors here and many in the switch, and the usual soft limit is 1024.

@@ -376,7 +376,12 @@ impl Supervisor {
     }
 
     fn info(&self, uplink: &Uplink) -> UplinkInfo {
-        uplink.info(self.replaced.times(&uplink.process()))
+        let mut info = uplink.info(self.replaced.times(&uplink.process()));
+        // Somebody may have changed it since the interface was opened.
+        if let (Some(about), Some(links)) = (&mut info.about, &self.links) {
+            about.mtu = links.mtu(&info.device.device).unwrap_or(about.mtu);
+        }
+        info
     }
 
     fn answer_uplink_list(&mut self, request: u64) {

@@ -79,6 +79,22 @@ pub struct Port {
     pub moves: u64,
     /// Packets whose source is held at another port because it moved too often.
     pub moves_refused: u64,
+    /// The last address of these.
+    #[serde(default)]
+    pub refused_mac: Option<RefusedMac>,
+}
+
+/// An address that a port's packets have as their source, and that lives at another port.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomType)]
+pub struct RefusedMac {
+    /// The address.
+    pub mac: String,
+    /// Its VLAN; 0 without one.
+    pub vlan: u16,
+    /// Name of the port where it lives now; null if it is not known any more.
+    pub lives_at: Option<String>,
+    /// Milliseconds since control last saw such a packet.
+    pub age_ms: u64,
 }
 
 /// For how long, or for how many packets, a guest that sends a stream need not kick, or one that runs is not interrupted again, whatever
@@ -231,7 +247,7 @@ pub struct Uplink {
     pub blocked_by: Option<String>,
     /// The interface's Ethernet address.
     pub mac: Option<String>,
-    /// The interface's MTU in bytes when it was opened.
+    /// The interface's MTU in bytes.
     pub mtu: Option<u32>,
     /// Queue pairs.
     pub queues: u16,
@@ -355,6 +371,25 @@ pub struct SwitchStats {
     pub replaced: Vec<Replaced>,
     /// Where Open vSwitch decides: its ports that are interfaces of the host. None where the learning switch decides.
     pub open_vswitch: Option<Vec<String>>,
+    /// How the host and the programs are.
+    #[serde(default)]
+    pub host: Host,
+}
+
+/// How the host and the programs are.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomType)]
+pub struct Host {
+    /// Version of `lasthop run`.
+    pub version: String,
+    /// Version of the process that decides: lasthop-control, or lasthop-ovs.
+    pub control_version: String,
+    /// Why it is not known what VMs and cores do, if it was to be.
+    pub vms_unknown: Option<String>,
+    /// Why there are no helpers, if there were to be.
+    pub no_helpers: Option<String>,
+    /// Processes that run a program whose file has been removed or replaced since they were started, named as in `replaced`; `run` is
+    /// `lasthop run` itself. 32 entries at most.
+    pub outdated: Vec<String>,
 }
 
 /// The flow caches of all threads of the switch that there are now, since each began. A cache grows while more flows are in use than it holds.

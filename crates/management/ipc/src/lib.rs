@@ -95,6 +95,8 @@ pub enum SupervisorToControl {
         times: CpuTimes,
         /// And which processes had to be replaced, those first that were last; at most [`MAX_REPLACED`].
         replaced: Vec<Replaced>,
+        /// And how the host and the programs are.
+        host: HostFacts,
     },
     /// All mirrors; before `Ports`, and after every change.
     Mirrors(Vec<MirrorConfig>),
@@ -134,6 +136,23 @@ pub struct Replaced {
     pub times: u64,
     /// How many milliseconds ago it ended last, and why.
     pub last: Option<(u64, String)>,
+}
+
+/// Most entries of a list of processes whose program was replaced.
+pub const MAX_OUTDATED: usize = 32;
+
+/// What the supervisor knows of the host, and of the programs that run.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostFacts {
+    /// The supervisor's version.
+    pub version: String,
+    /// Why it is not known what VMs and cores do, if it was to be.
+    pub vms_unknown: Option<String>,
+    /// Why no thread of the switch can be lifted out of the idle class, if so: then there are no helpers.
+    pub no_helpers: Option<String>,
+    /// Processes that run a program whose file has been removed or replaced since they were started, named as in [`Replaced`], and `run`, which
+    /// is the supervisor; at most [`MAX_OUTDATED`].
+    pub outdated: Vec<String>,
 }
 
 /// Processor time, in nanoseconds, that the processes which run now have used since each was started.

@@ -44,7 +44,7 @@ pub use deciding::DeniedBy;
 pub(crate) use deciding::{Decided, Refused, inside};
 pub use denied::{Denied, Why};
 pub use lasthop_conntrack::Headers;
-pub use messages::{Change, Effects, FlowUse, Limits, PortView, Resume};
+pub use messages::{Change, Effects, FlowUse, Limits, PortView, RefusedSource, Resume};
 pub use mirrors::Mirrors;
 pub(crate) use mirrors::{CopyTo, copy, dropped};
 pub(crate) use nat::{Passage, home};
@@ -84,7 +84,17 @@ struct Port {
     flaps_since_ms: u64,
     over_limit: u64,
     moves_refused: u64,
+    /// The last source that was refused, by VLAN and address, and when.
+    refused: Option<(u16, MacAddr, u64)>,
     moves: u64,
+}
+
+impl Port {
+    /// A packet's source lives elsewhere and stays there.
+    fn refuse(&mut self, pair: &Pair, now_ms: u64) {
+        self.moves_refused += 1;
+        self.refused = Some((pair.vlan, pair.src, now_ms));
+    }
 }
 
 /// Lists that a port's frames are judged by, by [`Direction`](crate::acl::Direction), and whose they are: what [`Book::of_port`] says.
@@ -319,14 +329,14 @@ impl Learning {
                 if to == pair.port {
                     port.moves += 1;
                 } else {
-                    port.moves_refused += 1;
+                    port.refuse(pair, now_ms);
                 }
                 self.forget_source(pair.vlan, pair.src, from, now_ms, out);
                 self.refresh_destination(pair.vlan, pair.src, now_ms, out);
                 to == pair.port
             }
             Learned::Held | Learned::Static(_) => {
-                port.moves_refused += 1;
+                port.refuse(pair, now_ms);
                 false
             }
             Learned::OverLimit => {
@@ -386,6 +396,10 @@ impl Learning {
             flows: self.flows.count(id),
             over_limit: port.over_limit,
             moves_refused: port.moves_refused,
+            refused: port.refused.map(|(vlan, mac, at_ms)| {
+                let lives_at = self.macs.get(vlan, mac).map(|entry| entry.port);
+                RefusedSource { vlan, mac, lives_at, at_ms }
+            }),
             moves: port.moves,
         })
     }

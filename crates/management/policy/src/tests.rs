@@ -166,6 +166,11 @@ fn a_guest_that_fights_for_a_neighbours_address_loses() {
     assert_eq!(b.packet(&key(2, mac(1), mac(3))), outputs(&[1, 3]), "still forwarded");
     assert_eq!(b.refused(2), before + 1);
     assert_eq!(b.home(0, mac(1)), Some(PortId(1)));
+    // And who looks is told which address it is, and where it lives.
+    let refused = b.policy.port_view(PortId(2)).and_then(|view| view.refused);
+    let seen = refused.map(|of| (of.vlan, of.mac, of.lives_at, of.at_ms));
+    assert_eq!(seen, Some((0, mac(1), Some(PortId(1)), b.now_ms)));
+    assert_eq!(b.policy.port_view(PortId(1)).and_then(|view| view.refused), None);
     // Long after, it may move again.
     b.poll(HOLD_MS);
     b.packet(&key(2, mac(1), mac(3)));

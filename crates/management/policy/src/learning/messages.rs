@@ -3,6 +3,8 @@
 use crate::{CONNECTIONS, FLOWS_MAX, FLOWS_PER_PORT_MAX, MASKS_MAX};
 use lasthop_flow::{Action, FlowSpec};
 use lasthop_frame::{FlowKey, FlowMask};
+use lasthop_text::MacAddr;
+use lasthop_types::PortId;
 
 /// How much may be remembered.
 #[derive(Clone, Debug)]
@@ -93,6 +95,19 @@ pub struct FlowUse {
     pub packets: u64,
 }
 
+/// A source address that a port's packets have, and that lives at another port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RefusedSource {
+    /// VLAN id; 0 without one.
+    pub vlan: u16,
+    /// The address.
+    pub mac: MacAddr,
+    /// Where it lives now, if that is known.
+    pub lives_at: Option<PortId>,
+    /// When the last such packet came to control, in ms.
+    pub at_ms: u64,
+}
+
 /// A port as policy sees it, for display.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PortView {
@@ -106,6 +121,8 @@ pub struct PortView {
     pub over_limit: u64,
     /// Packets whose source is held at another port because it moved too often.
     pub moves_refused: u64,
+    /// The last of these sources.
+    pub refused: Option<RefusedSource>,
     /// Addresses that moved to this port from another.
     pub moves: u64,
 }
