@@ -6,6 +6,7 @@ mod capture;
 mod client;
 mod conntrack;
 mod declared;
+mod doctor;
 mod list;
 mod mac;
 mod metrics;
@@ -115,6 +116,11 @@ enum Command {
         lasthop trace --in-port vm1 nd --eth-src 52:54:00:00:00:01 --ip-src fd00::1 --nd-target fd00::2\n  \
         lasthop trace --in-port vm1 --frame ffffffffffff5254000000010806")]
     Trace(trace::TraceArgs),
+    /// Find what is wrong: what shows it, and what to do about it
+    ///
+    /// It looks for some seconds. The exit status is 0 if nothing was found, and 1 if something was, or nobody could be asked.
+    #[command(after_help = "Examples:\n  lasthop doctor\n  lasthop doctor vm1 --for 10\n  lasthop doctor --json")]
+    Doctor(doctor::DoctorArgs),
     /// Run programs of Open vSwitch that take lasthop for the kernel's datapath
     #[command(subcommand)]
     Ovs(ovs::OvsCommand),
@@ -310,6 +316,13 @@ fn main() -> ExitCode {
         Command::Stats(args) => stats::stats(&args),
         Command::Metrics(args) => metrics::metrics(&args),
         Command::Trace(args) => trace::trace(&args),
+        Command::Doctor(args) => match doctor::doctor(&args) {
+            Ok((text, found)) => {
+                let printed = print(|stdout| stdout.write_all(text.as_bytes()));
+                return if found { ExitCode::FAILURE } else { printed };
+            }
+            Err(e) => Err(e),
+        },
         Command::Ovs(command) => ovs::run(command),
         Command::Attach(args) => attach::attach(&args),
         Command::Completions { shell } => Ok(completions(shell)),
@@ -346,8 +359,8 @@ fn help_of(arguments: impl Iterator<Item = String>) -> String {
             let look = matches!(word.as_str(), "list" | "ls" | "show" | "get" | "status");
             let ours = ["list", "show"].into_iter().find(|sub| command.find_subcommand(sub).is_some());
             match ours {
-                Some(ours) if look => return format!("there is `{name} {ours}`"),
-                None if look && name == "lasthop" => return "there are `lasthop port list` and `lasthop stats`".into(),
+                Some(ours) if look && name != "lasthop" => return format!("there is `{name} {ours}`"),
+                _ if look && name == "lasthop" => return "there are `lasthop port list` and `lasthop stats`".into(),
                 _ => break,
             }
         };
@@ -461,7 +474,7 @@ mod tests {
         assert_eq!(help("frob port"), "see `lasthop --help`");
         assert_eq!(help("acl list"), "there is `lasthop acl show`");
         assert_eq!(help("port add show --frob"), "see `lasthop port add --help`");
-        assert_eq!(help("show"), "there are `lasthop port list` and `lasthop stats`");
+        assert_eq!(help("status"), "there are `lasthop port list` and `lasthop stats`");
     }
 
     #[test]

@@ -1,0 +1,132 @@
+//! `lasthop doctor`: what is wrong, what shows it, and what to do about it.
+//!
+//! It looks twice, some seconds apart: a counter says how much was lost since the switch began, and not whether anything is lost now. What goes
+//! on is a finding; what is over is told as such. The checks are pure functions over what the API said, one file a family:
+//!
+//! | file | looks at |
+//! |---|---|
+//! | `facts` | both looks, and what rose between them |
+//! | `finding` | a finding, and how it is written |
+//! | `front_end` | VMs: memory, drivers, rings, buffers |
+//! | `interface` | uplinks and devices that are guests: cables, segments, MTUs |
+//! | `rules` | what somebody has told ports and lists: denials, forged addresses, VLANs, cables that are pulled |
+//! | `load` | rates, receivers, mirrors |
+//! | `tables` | addresses used twice, tables that are full |
+//! | `processes` | programs: versions, restarts, rights |
+//! | `unknown` | what cannot be known, and drops that are over |
+
+mod facts;
+mod finding;
+mod front_end;
+mod interface;
+mod load;
+mod processes;
+mod rules;
+mod tables;
+mod unknown;
+
+use crate::SharedArgs;
+use crate::client::{CliError, Instance};
+use crate::list::{all_ports, interfaces};
+use clap::Args;
+use facts::{Facts, Seen};
+use finding::Finding;
+use lasthop_api::SwitchProxy;
+use lasthop_text::counted;
+use serde::Serialize;
+use std::time::Duration;
+
+#[derive(Debug, Args)]
+pub struct DoctorArgs {
+    /// Only what concerns this port or uplink [default: everything]
+    port: Option<String>,
+    /// How long to look, in seconds: what was lost meanwhile is a finding
+    #[arg(long = "for", value_name = "SECONDS", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    seconds: u64,
+    /// What was lost since the switch started counts like what is lost now; look once
+    #[arg(long, conflicts_with = "seconds")]
+    since_start: bool,
+    #[command(flatten)]
+    shared: SharedArgs,
+}
+
+/// `lasthop doctor --json`
+#[derive(Debug, Serialize)]
+struct Report {
+    findings: Vec<Finding>,
+    /// What could not be found out, and how to.
+    not_known: Vec<String>,
+    /// What was lost before, and is not now.
+    over: Vec<String>,
+    /// How many ports, uplinks among them, were looked at.
+    ports: usize,
+}
+
+/// What is to be printed, and whether anything was found.
+pub fn doctor(args: &DoctorArgs) -> Result<(String, bool), CliError> {
+    let mut instance = args.shared.instance()?;
+    let before = if args.since_start { Seen::default() } else { look(&mut instance)? };
+    if let Some(port) = &args.port
+        && !args.since_start
+        && !before.ports.iter().any(|p| p.name == *port)
+    {
+        return Err(no_such(port));
+    }
+    if !args.since_start {
+        std::thread::sleep(Duration::from_secs(args.seconds));
+    }
+    let now = look(&mut instance)?;
+    if let Some(port) = args.port.as_ref().filter(|port| !now.ports.iter().any(|p| p.name == **port)) {
+        return Err(no_such(port));
+    }
+    let run_dir = args.shared.run_dir.display().to_string();
+    let facts = Facts { before: &before, now: &now, run_dir: &run_dir, named: args.port.as_deref() };
+    let report = report(&facts);
+    let found = !report.findings.is_empty();
+    let how_long = if args.since_start { None } else { Some(args.seconds) };
+    Ok((args.shared.show(&report, |report| render(report, args.port.as_deref(), how_long))?, found))
+}
+
+fn no_such(port: &str) -> CliError {
+    CliError::new(format!("there is no port named {port:?}; `lasthop port list` shows those there are"))
+}
+
+/// All that is looked at, once.
+fn look(instance: &mut Instance) -> Result<Seen, CliError> {
+    // In this order, as `lasthop stats` does: what the switch said with its ports goes into the figures.
+    let ports = all_ports(instance)?;
+    let switch = instance.ask(async |c| c.stats().await)?;
+    let interfaces = interfaces(instance, &ports)?;
+    let mirrors = instance.ask(async |c| c.mirror_list().await)?.mirrors;
+    let connections = instance.ask(async |c| c.conntrack_stats().await)?;
+    Ok(Seen { ports, interfaces, switch, mirrors, connections })
+}
+
+/// All checks, those first without which the others make little sense.
+fn report(facts: &Facts<'_>) -> Report {
+    let families = [
+        processes::findings(facts),
+        front_end::findings(facts),
+        interface::findings(facts),
+        rules::findings(facts),
+        tables::findings(facts),
+        load::findings(facts),
+    ];
+    let concerns = |finding: &Finding| facts.named.is_none_or(|port| finding.concerns(port, facts));
+    let findings = families.into_iter().flatten().filter(concerns).collect();
+    let (not_known, over) = (unknown::not_known(facts), unknown::over(facts));
+    Report { findings, not_known, over, ports: facts.named.map_or(facts.now.ports.len(), |_| 1) }
+}
+
+fn render(report: &Report, port: Option<&str>, seconds: Option<u64>) -> String {
+    let mut out: String = report.findings.iter().map(Finding::render).collect();
+    if report.findings.is_empty() {
+        let what = port.map_or_else(|| counted(report.ports as u64, "port"), |port| format!("port {port}"));
+        let how_long = seconds.map_or_else(String::new, |s| format!(" for {}", counted(s, "second")));
+        out.push_str(&format!("nothing found: looked at {what}{how_long}\n"));
+    }
+    for (what, lines) in [("not known", &report.not_known), ("over", &report.over)] {
+        lines.iter().for_each(|line| out.push_str(&format!("{what}: {line}\n")));
+    }
+    out
+}

@@ -1,0 +1,156 @@
+//! Rates that drop, and mirrors that lose.
+
+use super::facts::{Facts, Way, setting};
+use super::finding::Finding;
+use lasthop_api::{Mirror, Port};
+use lasthop_text::counted;
+
+pub fn findings(facts: &Facts<'_>) -> Vec<Finding> {
+    let rates = facts.ports().flat_map(|port| rates(facts, port));
+    let mirrors = facts.now.mirrors.iter().filter_map(|mirror| of_mirror(facts, mirror));
+    rates.chain(facts.ports().filter_map(|port| control_late(facts, port))).chain(mirrors).collect()
+}
+
+fn rates(facts: &Facts<'_>, port: &Port) -> Vec<Finding> {
+    let limits = [
+        ("rate-to", facts.drops(port, Way::To, "rate"), "what is sent to it is more than its limit"),
+        (
+            "storm",
+            facts.drops(port, Way::From, "storm"),
+            "its guest floods more than its limit: broadcasts, multicasts, unknown destinations",
+        ),
+        (
+            "rate-from",
+            facts.counter(port, |p| p.from_guest.held),
+            "its guest sends more than its limit, and what is more waits there",
+        ),
+    ];
+    let mut found = Vec::new();
+    for (name, rise, what) in limits {
+        let Some(told) = setting(port, name).filter(|_| rise.now > 0) else { continue };
+        let shown = match name {
+            "rate-from" => format!("held {} while this command looked", counted(rise.now, "time")),
+            "storm" => rise.said("dropped as storm"),
+            _ => rise.said("dropped as rate"),
+        };
+        found.push(
+            Finding::at(&port.name, name, what)
+                .seen(format!("told {name}={told}"))
+                .seen(shown)
+                .remedy(format!("raise it (`lasthop port set {} --{name} RATE`), or take it back", port.name))
+                .command(facts.lasthop(&format!("port set {} --{name} none", port.name))),
+        );
+    }
+    found
+}
+
+/// First packets that control does not answer in time.
+fn control_late(facts: &Facts<'_>, port: &Port) -> Option<Finding> {
+    let lost = ["miss_queue_full", "miss_timeout"].map(|reason| (reason, facts.drops(port, Way::From, reason)));
+    let (reason, lost) = lost.into_iter().find(|(_, lost)| lost.now > 0)?;
+    let decider = if facts.now.switch.open_vswitch.is_some() { "lasthop-ovs" } else { "lasthop-control" };
+    Some(
+        Finding::at(&port.name, "control-late", format!("{decider} does not decide in time what becomes of new flows' first packets"))
+            .seen(lost.said(&format!("dropped as {reason}")))
+            .remedy("give it processor time; look at the log of `lasthop run` whether it is being restarted; a guest that scans does this to itself only"),
+    )
+}
+
+fn of_mirror(facts: &Facts<'_>, mirror: &Mirror) -> Option<Finding> {
+    let Mirror { name, to, .. } = mirror;
+    if let Some(note) = &mirror.note {
+        let finding =
+            Finding::at(to, "mirror-idle", format!("mirror {name} does not copy all that it is to")).seen(note.clone());
+        return Some(
+            finding
+                .remedy("add the ports that are missing, or make the mirror with others")
+                .command_if_none(facts, mirror),
+        );
+    }
+    let port = facts.port(to)?;
+    let reasons = [(Way::To, "mirror_copy"), (Way::To, "rate"), (Way::Outside, "no_room")];
+    let lost = reasons.map(|(way, reason)| (reason, facts.drops(port, way, reason)));
+    let (reason, lost) = lost.into_iter().find(|(_, lost)| lost.now > 0)?;
+    let remedy = match reason {
+        "no_room" => "make room on the disk of the file",
+        "rate" => "raise the destination's --rate-to, or mirror less",
+        _ => {
+            "see that whoever reads at the destination keeps up (longer rings, more processor time), or mirror less: fewer ports, one direction, --sample 1/N"
+        }
+    };
+    let finding = Finding::at(to, "mirror-loses", format!("mirror {name} loses copies: {to} does not take them"));
+    let finding = finding.seen(lost.said(&format!("dropped as {reason}"))).remedy(remedy);
+    Some(mirror.from.iter().take(8).fold(finding, |finding, from| finding.also(from)))
+}
+
+impl Finding {
+    /// A mirror to a port that will not come is taken away by a command.
+    fn command_if_none(self, facts: &Facts<'_>, mirror: &Mirror) -> Self {
+        let gone = facts.port(&mirror.to).is_none();
+        if gone { self.command(facts.lasthop(&format!("mirror del {}", mirror.name))) } else { self }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::facts::Seen;
+    use super::super::facts::testutil::*;
+    use super::*;
+
+    fn found(before: &Seen, now: &Seen) -> Vec<Finding> {
+        findings(&facts(before, now))
+    }
+
+    #[test]
+    fn a_rate_that_drops_can_be_taken_back() {
+        let site = |lost, flooded, held| {
+            let mut port = told(up("a"), &[("rate-to", "1M"), ("storm", "10pps"), ("rate-from", "2M")]);
+            (port.to_guest.drops, port.from_guest.drops) = (dropped("rate", lost), dropped("storm", flooded));
+            port.from_guest.held = held;
+            seen(&[port])
+        };
+        assert!(found(&site(5, 5, 5), &site(5, 5, 5)).is_empty());
+        let all = found(&site(5, 5, 5), &site(6, 7, 8));
+        let shown: Vec<_> = all.iter().map(|f| (f.kind, f.command.as_deref().unwrap_or_default())).collect();
+        let set = |name: &'static str, command| (name, command);
+        assert_eq!(
+            shown,
+            [
+                set("rate-to", "lasthop port set a --rate-to none"),
+                set("storm", "lasthop port set a --storm none"),
+                set("rate-from", "lasthop port set a --rate-from none")
+            ]
+        );
+    }
+
+    #[test]
+    fn mirrors_that_lose_and_that_copy_nothing() {
+        let mirror = Mirror { name: "m".into(), from: vec!["a".into()], to: "ids".into(), ..Mirror::default() };
+        let site = |lost, note: Option<&str>| {
+            let mut port = up("ids");
+            port.to_guest.drops = dropped("mirror_copy", lost);
+            let mirrors = vec![Mirror { note: note.map(str::to_owned), ..mirror.clone() }];
+            Seen { mirrors, ..seen(&[up("a"), port]) }
+        };
+        assert!(found(&site(1, None), &site(1, None)).is_empty());
+        let [finding] = &found(&site(1, None), &site(3, None))[..] else { panic!("one") };
+        assert_eq!(
+            (finding.kind, finding.port.as_deref(), &finding.also[..]),
+            ("mirror-loses", Some("ids"), &["a".to_owned()][..])
+        );
+        let [finding] = &found(&site(1, Some("there is no port b yet")), &site(1, Some("there is no port b yet")))[..]
+        else {
+            panic!("one")
+        };
+        assert_eq!((finding.kind, &finding.command), ("mirror-idle", &None));
+        let gone = Seen { mirrors: site(0, Some("nothing is copied")).mirrors, ..seen(&[up("a")]) };
+        assert_eq!(found(&gone, &gone)[0].command.as_deref(), Some("lasthop mirror del m"));
+    }
+
+    #[test]
+    fn first_packets_that_wait_in_vain() {
+        let mut port = up("a");
+        port.from_guest.drops = dropped("miss_timeout", 2);
+        assert_eq!(found(&seen(&[up("a")]), &seen(&[port]))[0].kind, "control-late");
+    }
+}
