@@ -16,6 +16,7 @@ mod ovs;
 mod run;
 mod set;
 mod settings;
+mod show;
 mod size;
 mod stats;
 mod table;
@@ -116,6 +117,9 @@ enum Command {
         lasthop trace --in-port vm1 nd --eth-src 52:54:00:00:00:01 --ip-src fd00::1 --nd-target fd00::2\n  \
         lasthop trace --in-port vm1 --frame ffffffffffff5254000000010806")]
     Trace(trace::TraceArgs),
+    /// Show everything of one port or uplink
+    #[command(after_help = "Examples:\n  lasthop show vm1\n  lasthop show net --json")]
+    Show(show::ShowArgs),
     /// Find what is wrong: what shows it, and what to do about it
     ///
     /// It looks for some seconds. The exit status is 0 if nothing was found, and 1 if something was, or nobody could be asked.
@@ -316,6 +320,7 @@ fn main() -> ExitCode {
         Command::Stats(args) => stats::stats(&args),
         Command::Metrics(args) => metrics::metrics(&args),
         Command::Trace(args) => trace::trace(&args),
+        Command::Show(args) => show::show(&args),
         Command::Doctor(args) => match doctor::doctor(&args) {
             Ok((text, found)) => {
                 let printed = print(|stdout| stdout.write_all(text.as_bytes()));

@@ -104,7 +104,7 @@ const FEW: usize = 3;
 const REMOVED: &str = "removed ports";
 
 /// The process that decides, in the list of those that were replaced, and what people call it who run the learning switch.
-const CONTROL: &str = "control";
+pub const CONTROL: &str = "control";
 
 /// Where among the [`cells`] of a row drops are.
 const DROPPED: usize = 4;
@@ -118,7 +118,7 @@ fn all_drops(totals: &Totals) -> u64 {
 }
 
 /// `vm1: 3 denied by rule 1 "deny icmp", 2 s ago (icmp 10.0.0.1 > 10.0.0.2)`
-fn denial(d: &Denied, decider: &str) -> String {
+pub fn denial(d: &Denied, decider: &str) -> String {
     let text = d.text.as_ref().map_or_else(String::new, |text| format!(" {text:?}"));
     let why = match (d.rule, &d.direction) {
         (Some(0), _) => format!("denied by{text}"),

@@ -424,6 +424,61 @@ fn a_host_that_does_not_let_us_see_which_vms_run() {
     assert!(doctor(&lasthop.dir.path().join("run"), &[], nothing).is_empty());
 }
 
+/// Everything of a port, and of an uplink, beside what the other commands say.
+#[test]
+fn one_screen_has_all_of_a_port() {
+    let site = Site::new(&["a", "b"], &["--uplink", "net=v0,af_packet"]);
+    site.lasthop.wait_for_state("net", "up");
+    site.lasthop.command(&["port", "set", "a", "--mac", &mac(1).to_string()]);
+    let rules = site.dir.path().join("a.rules");
+    std::fs::write(&rules, "deny from-guest udp\n").expect("a file");
+    site.lasthop.command(&["acl", "load", rules.to_str().expect("text"), "--port", "a"]);
+    site.lasthop.command(&["mirror", "add", "watch", "--from", "a", "--to", "b"]);
+    let [mut a, mut b] = site.guests(["a", "b"]);
+    b.send(&numbered(b.mac, MacAddr::BROADCAST, 1, 60));
+    (2..5).for_each(|n| a.send(&numbered(a.mac, b.mac, n, 60)));
+    a.all_taken();
+    wait_for("three packets to be counted", PATIENCE, || site.lasthop.port("a")["from_guest"]["packets"] == 3);
+    let shown = site.lasthop.json(&["show", "a"]);
+    let of_list = site.lasthop.port("a");
+    for field in ["id", "path", "settings", "features", "queues", "from_guest", "memory_bytes"] {
+        assert_eq!(shown["port"][field], of_list[field], "{field}");
+    }
+    let names = shown["feature_names"].as_array().expect("a list");
+    assert!(names.iter().any(|name| name == "VERSION_1"), "{names:?}");
+    assert_eq!((shown["macs"][0]["mac"].as_str(), &shown["interface"]), (Some(&*mac(1).to_string()), &Value::Null));
+    let texts: Vec<_> = shown["rules"].as_array().expect("a list").iter().map(|rule| rule["text"].as_str()).collect();
+    assert!(
+        texts.iter().any(|text| text.is_some_and(|text| text.starts_with("deny") && text.contains("udp"))),
+        "{texts:?}"
+    );
+    assert_eq!(
+        (shown["mirrors"][0]["name"].as_str(), shown["flows"].as_array().map(Vec::is_empty)),
+        (Some("watch"), Some(false))
+    );
+    let text = site.lasthop.command(&["show", "a"]);
+    for words in [
+        &format!("settings    mac={}", mac(1))[..],
+        "front-end ",
+        "VERSION_1",
+        "rule",
+        "watch: b gets copies",
+        "from guest        3",
+    ] {
+        assert!(text.contains(words), "{words:?} is not in\n{text}");
+    }
+    site.lasthop.kill("lasthop-session");
+    wait_for("a restart to be told", PATIENCE, || {
+        site.lasthop.command(&["show", "a"]).contains("session a: 1 time")
+            || site.lasthop.command(&["show", "b"]).contains("session b: 1 time")
+            || site.lasthop.command(&["show", "net"]).contains("session net: 1 time")
+    });
+    let net = site.lasthop.json(&["show", "net"]);
+    assert_eq!((net["interface"]["device"].as_str(), net["port"]["uplink"].as_bool()), (Some("v0"), Some(true)));
+    assert!(site.lasthop.command(&["show", "net"]).contains("interface   v0, af_packet (mmsg), link up\n"));
+    assert_eq!(site.lasthop.try_command(&["show", "nobody"]).status.code(), Some(1));
+}
+
 /// A port has opened as many connections as it may; its command lets it open more.
 #[test]
 fn a_port_without_room_for_connections() {

@@ -78,7 +78,7 @@ fn flows(facts: &Facts<'_>) -> Option<Finding> {
     (flows >= FLOWS_MAX as u64).then(|| {
         Finding::of_all("flows-full", "the flow table is full: the port with most flows makes room for each new one")
             .seen(format!("{flows} of {FLOWS_MAX} flows"))
-            .remedy("look which port has most (`lasthop port list --json`); access lists that ask for fewer fields need fewer flows")
+            .remedy("look which port has most (`lasthop show PORT`); access lists that ask for fewer fields need fewer flows")
     })
 }
 
