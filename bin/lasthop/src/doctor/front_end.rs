@@ -22,7 +22,11 @@ const NOTES: [(&str, &str, &str); 6] = [
         "boot the guest, and load virtio-net in it: `modprobe virtio_net`, `ip link set eth0 up`",
     ),
     ("its driver has started, and its front-end", "rings-not-started", ""),
-    ("its rings are stopped", "rings-stopped", "wait for the guest to boot, or load its virtio-net driver again"),
+    (
+        "its rings are stopped",
+        "rings-stopped",
+        "wait for the guest to boot, load its virtio-net driver again, or let a paused machine go on (QMP: cont; virsh resume)",
+    ),
     ("all that is seen of its rings", "rings-blank", ""),
 ];
 
