@@ -121,9 +121,16 @@ fn port_table(ports: &[Port], interfaces: &[Uplink]) -> String {
         if !p.settings.is_empty() {
             notes.push_str(&format!("{}: {}\n", p.name, fields(&p.settings)));
         }
-        if p.from_guest.held > 0 && p.settings.iter().any(|setting| setting.name == "rate-from") {
-            let times = counted(p.from_guest.held, "time");
-            notes.push_str(&format!("{}: held {times} by rate-from: its guest sends more than that\n", p.name));
+        if p.from_guest.held > 0 {
+            let (name, times) = (&p.name, counted(p.from_guest.held, "time"));
+            // Where Open vSwitch decides, rates are in its database; else it was set, and is not any more.
+            let set = p.settings.iter().any(|setting| setting.name == "rate-from");
+            notes.push_str(&match set {
+                true => format!("{name}: held {times} by rate-from: its guest sends more than that\n"),
+                false => {
+                    format!("{name}: was held {times}; no rate-from is set now, but Open vSwitch may have set a rate\n")
+                }
+            });
         }
         for d in not_carried(interfaces, &p.name) {
             let packets = counted(d.packets, "packet");
@@ -225,7 +232,11 @@ mod tests {
             ..Port::default()
         };
         let untold = Port { settings: Vec::new(), ..port.clone() };
-        assert!(!port_table(&[untold], &[]).contains("held"), "the rate is not set any more");
+        let text = port_table(&[untold], &[]);
+        assert!(
+            text.contains("vm1: was held 3 times; no rate-from is set now"),
+            "the rate is not set any more: {text}"
+        );
         assert_eq!(
             port_table(&[port], &[]),
             "NAME  STATE   MODE    VM      QUEUES  MACS  FROM GUEST  TO GUEST  DROPPED  SOCKET OR DEVICE\n\

@@ -110,7 +110,7 @@ fn lasthop_shows_and_ends_the_same_connections() {
     let answered = list(&site, &["--port", "vm2"]);
     assert!(answered.ends_with(parts[1]) && answered.lines().count() == 1, "{answered}");
     assert_eq!(list(&site, &["--addr", "10.0.0.2", "--zone", "7"]).lines().count(), 2);
-    assert!(list(&site, &["--zone", "60000"]).starts_with("no connections"));
+    assert!(list(&site, &["--zone", "60000"]).starts_with("none of these; 2 connections"));
     let figures = site.lasthop.command(&["conntrack", "stats"]);
     assert!(
         figures.starts_with("2 of 262144 connections; 2 opened") && figures.contains("vm1: 2 of 65536 opened"),
