@@ -1,4 +1,4 @@
-//! The declarative file: ports, uplinks and access lists as they are to be, in TOML. `lasthop apply FILE` makes a running lasthop like it,
+//! The declarative file: ports, uplinks, mirrors, access lists and sets of addresses as they are to be, in TOML. `lasthop apply FILE` makes a running lasthop like it,
 //! `lasthop run --config FILE` begins with it.
 //!
 //! | file | does |

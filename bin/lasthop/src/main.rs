@@ -84,7 +84,7 @@ enum Command {
     /// Name sets of addresses that access lists ask for, and change them
     #[command(subcommand)]
     Set(set::SetCommand),
-    /// Make a running lasthop what a file says: ports, uplinks, access lists, mirrors
+    /// Make a running lasthop what a file says: ports, uplinks, mirrors, access lists, sets of addresses
     ///
     /// Prints what it changes: `+` made, `-` removed, `~` changed. Applied once more it changes nothing. A file with a mistake changes nothing.
     #[command(after_help = "Example file:\n  \

@@ -19,7 +19,7 @@ pub struct ApplyArgs {
     /// Say what would change, and change nothing
     #[arg(long)]
     dry_run: bool,
-    /// Remove ports, uplinks, mirrors and access lists that the file does not name; without, they are left alone and named
+    /// Remove ports, uplinks, mirrors, access lists and sets of addresses that the file does not name; without, they are left alone and named
     #[arg(long)]
     prune: bool,
     #[command(flatten)]

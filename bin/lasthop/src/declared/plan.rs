@@ -106,7 +106,7 @@ pub(super) struct Plan<'a> {
 }
 
 impl<'a> Plan<'a> {
-    /// Nothing opens on the way: lists come first, and go last. What has to be removed goes before what is made, since it may be in its
+    /// Nothing opens on the way: sets and lists come first, and sets go last. What has to be removed goes before what is made, since it may be in its
     /// way. With `prune`, what the file does not name goes too.
     pub fn new(declared: &'a Declared, there: &There, prune: bool) -> Self {
         let mut plan = Self::default();

@@ -19,7 +19,7 @@ const MAX_QUEUES: u16 = 16;
 /// Run the switch in the foreground until SIGTERM: a learning switch over the ports named here and those added later.
 #[derive(Clone, Debug, clap::Args)]
 pub struct RunArgs {
-    /// File of ports, uplinks, access lists and mirrors, in TOML, as `lasthop apply` reads it
+    /// File of ports, uplinks, mirrors, access lists and sets of addresses, in TOML, as `lasthop apply` reads it
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// What decides what becomes of packets
@@ -37,7 +37,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "DIR", default_value = "/run/lasthop")]
     pub run_dir: PathBuf,
     /// A group of this host whose members may read everything and change nothing: `port list`, `uplink list`, `flow list`, `mac list`,
-    /// `conntrack list` and `stats`, `acl show`, `stats`, `trace` and `attach`
+    /// `conntrack list`, `conntrack stats`, `acl show`, `stats`, `metrics`, `doctor`, `show`, `trace` and `attach`
     #[arg(long, value_name = "GROUP")]
     pub read_group: Option<String>,
     /// Directory where ports and uplinks added at run time, and access lists, are remembered

@@ -160,7 +160,7 @@ impl Tracker {
         }
     }
 
-    /// Takes connections out whose time is over: at most so many looks, of about 100 ns each. True if there was more to do. Whoever keeps the table calls
+    /// Takes connections out whose time is over: at most so many looks, of about 300 ns each where connections end. True if there was more to do. Whoever keeps the table calls
     /// it a few times a second; what new connections do of it themselves is enough only while there are some.
     pub fn expire(&self, now_ms: u64, budget: usize) -> bool {
         let (now, mut left) = (ticks(now_ms), budget);
@@ -368,7 +368,7 @@ impl Tracker {
     #[inline]
     pub(crate) fn deadline(&self, policy: u8, classes: [Class; 2], now: u32) -> u32 {
         let [a, b] = classes.map(|class| self.timeouts.get(policy, class));
-        // Half of what a tick counts to, at most: 8 years.
+        // A quarter of what ticks count to, at most: four years. Beyond half of it a deadline would be one that is over.
         let seconds = a.min(b).min(1 << 27);
         now.wrapping_add(seconds * crate::state::SECOND)
     }

@@ -62,7 +62,7 @@ const RESEND_MS: u64 = 50;
 /// been quiet for that long: what is sent to it then is dropped as `port_down`. Otherwise every flood flow of all ports would
 /// have to be put again each time. A VM's start takes four to six changes.
 pub const MAX_FLAPS: u32 = 8;
-/// How often whoever feeds it should ask the switch which flows are in use while it has any, in ms: a sixth of the shortest time-out that matters. The same
+/// How often whoever feeds it should ask the switch which flows are in use while it has any, in ms: a third of the shortest time-out that matters, of datagrams that nobody has answered. The same
 /// when there are more than [`MANY_FLOWS`]: the answer is long then.
 pub const LOOK_MS: u64 = 10_000;
 /// See [`LOOK_MS`].
