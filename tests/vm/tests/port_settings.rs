@@ -222,6 +222,7 @@ fn limited_guests() {
 
 /// A guest that may flood little: its broadcasts are few, its other traffic is not touched.
 #[test]
+#[ignore = "rarely breaks, and takes long; `cargo xtask test --long` runs it"]
 fn storms_are_limited() {
     let dir = scratch();
     let lasthop = Lasthop::start(&["a", "b"].map(|name| Port::listen(name, dir.path())));

@@ -259,6 +259,8 @@ fn a_part_of_the_notes_says_no_more_than_it_may() {
 }
 
 proptest! {
+    // Each makes five data planes.
+    #![proptest_config(ProptestConfig::with_cases(64))]
     /// Whatever is in the file, restoring ends, and what it has made is noted as it is.
     #[test]
     fn any_notes_are_read(notes in prop::collection::vec(any::<u8>(), 0..300), at in any::<prop::sample::Index>(), value: u8) {
