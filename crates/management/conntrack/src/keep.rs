@@ -6,7 +6,7 @@ use crate::nat::Nat;
 use crate::packet::{Body, Packet, View};
 use crate::process::Commit;
 use crate::refusal::Refusal;
-use crate::state::{ProtoState, becomes_a_stream};
+use crate::state::ProtoState;
 use crate::tcp::Tcp;
 use crate::timeouts::Class;
 use crate::tracker::{Tracker, ticks};
@@ -85,13 +85,7 @@ impl Tracker {
         let now = ticks(now_ms);
         let Some(found) = self.find(tuple, self.secrets.hash(tuple), now) else { return };
         let entry = &self.entries[found.at as usize];
-        let mut words = found.words;
-        if tuple.proto() == UDP && becomes_a_stream(&words, ticks(used_ms)) {
-            words[STATE] |= ASSURED;
-            // Another packet's change goes before; the next use makes it a stream then.
-            entry.update(&found, &words);
-        }
-        let class = self.own_class(&entry.key(0), &words);
+        let class = self.own_class(&entry.key(0), &found.words);
         let due = self.deadline(found.policy, [class; 2], ticks(used_ms));
         if crate::entry::is_over(due, now) {
             return;

@@ -8,7 +8,7 @@ use crate::tcp::{Answer, Kind, Tcp, TcpRules, TcpState};
 use crate::timeouts::Class;
 use crate::tuple::{SCTP, TCP};
 
-/// Ticks of 125 ms that a second has.
+/// Ticks of 128 ms that a second has, rounded up.
 pub(crate) const SECOND: u32 = 8;
 /// A datagram that comes so long after the first makes a stream of them.
 const STREAM: u32 = 2 * SECOND;
@@ -95,7 +95,7 @@ pub(crate) fn packet(old: &Words, body: &Body<'_>, dir: usize, now: u32, rules: 
             }
             Outcome::new(pack(&sctp), [Class::sctp(sctp.state); 2])
         }
-        Body::Udp if becomes_a_stream(old, now) => {
+        Body::Udp if replied && now.wrapping_sub((old[STATE] >> 32) as u32) >= STREAM => {
             common |= ASSURED;
             Outcome::new(*old, [Class::UdpStream; 2])
         }
@@ -107,12 +107,6 @@ pub(crate) fn packet(old: &Words, body: &Body<'_>, dir: usize, now: u32, rules: 
     common |= if dir == 1 { REPLIED } else { 0 };
     outcome.words[STATE] |= common;
     Ok(outcome)
-}
-
-/// Datagrams of which one passes now were answered, and the first was long enough ago.
-pub(crate) fn becomes_a_stream(words: &Words, now: u32) -> bool {
-    let since = now.wrapping_sub((words[STATE] >> 32) as u32) as i32;
-    words[STATE] & REPLIED != 0 && since >= STREAM as i32
 }
 
 /// An association that was established before anybody here knew of it; its tags are not known.

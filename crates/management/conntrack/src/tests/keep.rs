@@ -88,28 +88,6 @@ fn a_use_that_was_not_seen_keeps_a_connection() {
 }
 
 #[test]
-fn a_use_that_was_not_seen_makes_a_stream_of_answered_datagrams() {
-    for answered in [false, true] {
-        let mut net = Net::new();
-        let ends = Ends::v4(1, 2);
-        net.send(&ends.udp(1));
-        if answered {
-            assert_eq!(net.send(&ends.back().udp(1)), "E<");
-        }
-        let (tuple, start_ms) = (net.only().original, net.now_ms);
-        net.pass(10);
-        net.tracker.keep(&tuple, start_ms + 1000, net.now_ms, net.now_ms);
-        assert_eq!((net.only().seconds_left, net.only().assured), (21, false), "used for a second");
-        net.tracker.keep(&tuple, start_ms + 9000, net.now_ms, net.now_ms);
-        assert_eq!((net.only().seconds_left, net.only().assured), if answered { (119, true) } else { (29, false) });
-        // In whichever direction it is looked up.
-        net.pass(20);
-        net.tracker.keep(&tuple.inverse().unwrap(), start_ms + 29_000, net.now_ms, net.now_ms);
-        assert_eq!(net.only().seconds_left, if answered { 119 } else { 29 });
-    }
-}
-
-#[test]
 fn echoes_are_one_connection_where_identifiers_do_not_count() {
     for (icmp_ids, connections) in [(true, 2), (false, 1)] {
         let net = Net::with(Config { capacity: 100, icmp_ids, ..Config::default() });
