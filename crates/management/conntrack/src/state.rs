@@ -8,7 +8,7 @@ use crate::tcp::{Answer, Kind, Tcp, TcpRules, TcpState};
 use crate::timeouts::Class;
 use crate::tuple::{SCTP, TCP};
 
-/// Ticks of 128 ms that a second has, rounded up.
+/// Ticks of 125 ms that a second has.
 pub(crate) const SECOND: u32 = 8;
 /// A datagram that comes so long after the first makes a stream of them.
 const STREAM: u32 = 2 * SECOND;
