@@ -4,7 +4,7 @@ use super::mirrors::prepend;
 use super::nat::{Passage, home};
 use super::tracking::{Kind, Probe, Track};
 use super::{Learning, refusal};
-use crate::acl::{Decision, Direction, List, Scope, Standing};
+use crate::acl::{Decision, Direction, List, Scope, Standing, Translation};
 use crate::flows::{PAIR_MASK, PORT_MASK, Pair, VID, Verdict, has};
 use crate::guard::{Pretence, pretends};
 use crate::membership::{self, Tag};
@@ -94,7 +94,7 @@ pub(crate) fn inside(key: &FlowKey, vlan: u16) -> FlowKey {
 }
 
 impl Learning {
-    /// How many rules of access lists have been tried so far. It is what judging takes: whoever has much to judge does as much at a
+    /// How many rules and translations of access lists have been tried so far. It is what judging takes: whoever has much to judge does as much at a
     /// time as this says that he may.
     pub fn rules_compared(&self) -> u64 {
         self.rules_compared.get()
@@ -109,17 +109,29 @@ impl Learning {
         direction: Direction,
         mask: &mut FlowMask,
     ) -> Decision {
-        self.note_rules_compared(list, list.check(key, standing, direction, mask))
-    }
-
-    fn note_rules_compared(&self, list: &List, decision: Decision) -> Decision {
-        let rules = match decision {
+        let decision = list.check(key, standing, direction, mask);
+        self.note_rules_compared(match decision {
             Decision::Rule(n, _) => n + 1,
             Decision::Default(_) | Decision::Basic => list.rules().len(),
             Decision::Malformed | Decision::Connection | Decision::Invalid => 0,
-        };
-        self.rules_compared.set(self.rules_compared.get().wrapping_add(rules as u64));
+        });
         decision
+    }
+
+    /// Which of a list's translations holds for a packet's connection, with what it took to know: see [`List::translation`].
+    pub(super) fn ask_translation<'a>(
+        &self,
+        list: &'a List,
+        key: &FlowKey,
+        mask: &mut FlowMask,
+    ) -> Option<(usize, &'a Translation)> {
+        let found = list.translation(key, mask);
+        self.note_rules_compared(found.map_or(list.translations().len(), |(n, _)| n + 1));
+        found
+    }
+
+    fn note_rules_compared(&self, rules: usize) {
+        self.rules_compared.set(self.rules_compared.get().wrapping_add(rules as u64));
     }
 
     pub(crate) fn scoped_list(&self, port: PortId, direction: Direction) -> Option<&(Scope, Arc<List>)> {

@@ -6,7 +6,7 @@
 
 use super::Learning;
 use super::tracking::{Known, Probe, Track, tuple};
-use crate::acl::{Direction, Target};
+use crate::acl::{Direction, List, Target};
 use crate::flows::{TUPLE_MASK, add};
 use crate::membership::Tag;
 use lasthop_classifier::pattern::first_bits;
@@ -17,6 +17,7 @@ use lasthop_frame::{Edit, FlowKey, FlowMask, Part, Set};
 use lasthop_text::MacAddr;
 use lasthop_types::{DropReason, PortId};
 use std::net::IpAddr;
+use std::sync::Arc;
 
 const IPV6: u16 = 0x86dd;
 const SCTP: u8 = 132;
@@ -151,7 +152,7 @@ impl Learning {
         let mut passage = Passage::unchanged(key);
         let find = |port, direction, key: &FlowKey, mask: &mut FlowMask| {
             let (_, list) = self.scoped_list(port, direction)?;
-            let (n, translation) = list.translation(&super::inside(key, vlan), mask)?;
+            let (n, translation) = self.ask_translation(list, &super::inside(key, vlan), mask)?;
             Some((translation.to?, (direction, port, n + 1)))
         };
         let source = find(key.port(), Direction::FromGuest, key, mask);
@@ -163,7 +164,16 @@ impl Learning {
             add(mask, &TUPLE_MASK);
             passage.delivered = with(key, &plan(&Nat::Source(range))?);
         }
-        let at = |(port, _): &(PortId, Tag)| find(*port, Direction::ToGuest, &passage.delivered, mask);
+        // Most ports share a list: it is tried once.
+        let mut tried: Vec<&Arc<List>> = Vec::new();
+        let at = |(port, _): &(PortId, Tag)| {
+            let (_, list) = self.scoped_list(*port, Direction::ToGuest)?;
+            if list.translations().is_empty() || tried.iter().any(|other| Arc::ptr_eq(other, list)) {
+                return None;
+            }
+            tried.push(list);
+            find(*port, Direction::ToGuest, &passage.delivered, mask)
+        };
         let destination = outputs.iter().find_map(at).map(|(target, by)| {
             passage.by.push(by);
             outputs.retain(|(port, _)| *port == by.1);
@@ -190,7 +200,7 @@ impl Learning {
         }
         let target = |port, direction, key: &FlowKey| {
             let (_, list) = self.scoped_list(PortId(port), direction)?;
-            list.translation(&super::inside(key, vlan), &mut FlowMask::default())?.1.to
+            self.ask_translation(list, &super::inside(key, vlan), &mut FlowMask::default())?.1.to
         };
         let fits = |target: Option<Target>, [before, after]: [([u8; 16], u16); 2]| match target {
             None => before == after,

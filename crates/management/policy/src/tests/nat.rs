@@ -307,6 +307,25 @@ fn no_port_takes_all_of_a_shared_address() {
 }
 
 #[test]
+fn a_shared_lists_translations_are_tried_once_for_all_ports_and_count_as_rules() {
+    const LINES: u64 = 1000;
+    let line = |n: u64| format!("dnat tcp to 10.9.{}.{} port 80 -> 10.0.0.1 port 8080\n", n / 250, n % 250);
+    let list = lists(&(0..LINES).fold("stateful\n".to_owned(), |text, n| text + &line(n)));
+    // What a flood to so many ports compares, where that many of them have the list.
+    let compared = |ports: u32, with: u32| {
+        let mut b = Bench::new(Limits { connections: 1024, ..Limits::default() }, ports);
+        b.load((2..2 + with).map(|port| (PortId(port), list.clone())).collect());
+        let before = b.policy.rules_compared();
+        let (out, _) = sent(&mut b, 1, &via(ends(1, 2, [40_000, 53]).udp(9), 1, 99));
+        assert_eq!(out.len(), ports as usize - 1, "flooded");
+        b.policy.rules_compared() - before
+    };
+    let one = compared(12, 1);
+    assert!(one >= LINES, "{one}: they are counted");
+    assert_eq!(compared(12, 11), one, "they are tried once");
+}
+
+#[test]
 fn answers_find_who_opened_the_connection_when_his_address_is_forgotten() {
     let mut b = net(&[(1, SNAT)]);
     let (e, outside) = (ends(1, 2, [40_000, 80]), ends(50, 2, [40_000, 80]));

@@ -1,10 +1,11 @@
 //! Access lists and the sets of addresses that they name, on the bench.
 
 use super::Bench;
-use crate::acl::Prefix;
+use crate::acl::{List, Prefix};
 use crate::{Effects, PortLists, SetRound};
 use lasthop_types::PortId;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 impl Bench {
     /// Other access lists hold from now on.
@@ -17,8 +18,12 @@ impl Bench {
     }
 
     fn renew_lists(&mut self) {
+        // A list that ports share stays one.
+        let mut renewed: Vec<[Arc<List>; 2]> = Vec::new();
         for (_, list) in self.lists.values_mut().flatten().flatten() {
-            *list = self.sets.renewed(list);
+            let known = renewed.iter().find(|[old, _]| Arc::ptr_eq(old, list)).map(|[_, new]| new.clone());
+            let new = known.unwrap_or_else(|| self.sets.renewed(list));
+            renewed.push([std::mem::replace(list, new.clone()), new]);
         }
         for id in self.up.keys() {
             self.policy.set_lists(*id, self.lists.get(id).cloned().unwrap_or_default());
