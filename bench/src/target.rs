@@ -192,7 +192,7 @@ const TARGETS: [Target; 102] = [
     alone("64 KiB against 1514 B, modest guest's p99 against alone", "isolation-bytes-2-frames", P99_BESIDE, Most(1.5)),
     alone("64 KiB against 1514 B, worst share of its weight's, %", "isolation-bytes-2-frames", SHARE, Least(95.0)),
     alone(
-        "64 KiB against 1514 B, 1 : 3, worst share of its weight's, %",
+        "64 KiB against 1514 B, 3 : 1, worst share of its weight's, %",
         "isolation-bytes-2-frames-weights",
         SHARE,
         Least(95.0),

@@ -18,6 +18,8 @@ use std::time::Duration;
 const RATE: f64 = 1e4;
 /// The part of [`RATE`] that has to come while it is alone.
 const CARRIED: f64 = 0.97;
+/// The part of the time, in percent, by which turns may be too long while the modest guest is alone: then somebody else has the guests' CPU.
+const DISTURBED: f64 = 20.0;
 /// How long a greedy guest has in each round of the thread that plays all.
 const TURN: Duration = Duration::from_micros(20);
 const WARMUP: Duration = Duration::from_millis(300);
@@ -97,6 +99,8 @@ impl Field {
             rx_buffer: 4096,
             guests: isolation.guests()?,
             turn: Some(TURN),
+            // They are left to the peers that need them.
+            huge: Some(false),
             ..Settings::new(sockets, Pattern::OneWay)
         };
         // Before the switch tries to connect for the first time.
@@ -144,6 +148,10 @@ pub fn measure(contender: Contender, cpus: Cpus, isolation: Isolation, seconds: 
         return Err(failed(format!(
             "alone the modest guest had {rate:.0} packets a second of {RATE:.0}: the machine is too busy"
         )));
+    }
+    if alone.turns_overrun_percent > DISTURBED {
+        let percent = alone.turns_overrun_percent;
+        return Err(failed(format!("others had {percent:.0} % of the guests' CPU while the modest guest was alone")));
     }
     let beside = field.play(false, seconds)?;
     let weights: Vec<u32> = isolation.greedy().map(|g| g.weight).collect();

@@ -389,9 +389,10 @@ struct Watch<'a> {
 impl Observer for Watch<'_> {
     fn begin(&mut self) -> Outcome<()> {
         let track = Track::new(self.cpus, self.within);
-        self.switch.begin()?;
         self.told_ns = self.switch.told_ns();
         track.begin();
+        // Last here and first at the end: what lies between is a measured time longer than that of the packets.
+        self.switch.begin()?;
         self.track = Some(track);
         self.crowd.begin();
         Ok(())
@@ -399,9 +400,9 @@ impl Observer for Watch<'_> {
 
     fn end(&mut self, packets: f64) -> Outcome<()> {
         (self.left, self.guests) = self.crowd.parts();
+        self.spent = Some(self.switch.spent(packets * self.factor)?);
         self.trips = self.track.take().map(Track::end).unwrap_or_default();
         self.told_ns = self.switch.told_ns().saturating_sub(self.told_ns);
-        self.spent = Some(self.switch.spent(packets * self.factor)?);
         Ok(())
     }
 }

@@ -1,12 +1,13 @@
 //! Many virtual interfaces at once: H. Raj and K. Schwan, *High Performance and Scalable I/O Virtualization via Self-Virtualized Devices*,
 //! figures 3 (round trip) and 5 (aggregate throughput).
 
-use super::{BRIDGE_ALONE, LEARN, OURS, Scenario, scenario};
+use super::{BRIDGE_ALONE, LEARN, OURS, POLL, Scenario, scenario};
 use crate::guests::load::{Act, Setup, Yields};
 use crate::work::Work;
 use lasthop_loadgen::Pattern;
 
-const CONTENDERS: &[crate::contender::Contender] = &[OURS, LEARN, BRIDGE_ALONE];
+/// A switch that polls tells what of a round trip is waking up, and waiting for a core that others want.
+const CONTENDERS: &[crate::contender::Contender] = &[OURS, POLL, LEARN, BRIDGE_ALONE];
 
 const fn setup(ports: usize) -> Setup {
     Setup { ports, short: true, ..Setup::PLAIN }

@@ -15,7 +15,7 @@ const FRAME: Greed = Greed { sizes: "1514", ..Greed::PLAIN };
 const BYTES: &[Greed] = &[LARGE, Greed::PLAIN];
 const WEIGHTS: &[Greed] = &[Greed { weight: 300, ..LARGE }, Greed::PLAIN];
 const FRAMES: &[Greed] = &[LARGE, FRAME];
-const FRAME_WEIGHTS: &[Greed] = &[LARGE, Greed { weight: 300, ..FRAME }];
+const FRAME_WEIGHTS: &[Greed] = &[Greed { weight: 300, ..LARGE }, FRAME];
 const KICKS: &[Greed] = &[Greed { kicks: true, ..Greed::PLAIN }];
 const FLOWS: &[Greed] = &[Greed { flows: 100, ..Greed::PLAIN }, Greed::PLAIN];
 
@@ -38,7 +38,13 @@ pub(super) static ALL: [Scenario; 10] = [
         BYTES,
         2,
     ),
-    beside("isolation-bytes-2-weights", "the same, weights 3 : 1", WEIGHED, WEIGHTS, 2),
+    beside(
+        "isolation-bytes-2-weights",
+        "64 KiB packets against 64-byte frames, weights 3 : 1, and a modest guest",
+        WEIGHED,
+        WEIGHTS,
+        2,
+    ),
     beside(
         "isolation-bytes-2-frames",
         "64 KiB packets against 1514-byte frames, flat out, and a modest guest",
@@ -46,7 +52,13 @@ pub(super) static ALL: [Scenario; 10] = [
         FRAMES,
         2,
     ),
-    beside("isolation-bytes-2-frames-weights", "the same, weights 1 : 3", WEIGHED, FRAME_WEIGHTS, 2),
+    beside(
+        "isolation-bytes-2-frames-weights",
+        "64 KiB packets against 1514-byte frames, weights 3 : 1, and a modest guest",
+        WEIGHED,
+        FRAME_WEIGHTS,
+        2,
+    ),
     beside(
         "isolation-bytes-8",
         "four guests with 64 KiB packets, three with 64-byte frames, flat out, and a modest one",
