@@ -95,8 +95,8 @@ impl Tracker {
     pub fn new(config: Config) -> Option<Self> {
         let capacity = config.capacity.clamp(1, 1 << 24);
         let shards = (capacity / 1024).clamp(1, SHARDS).next_power_of_two();
-        // Some more than its share, so that the table is full before a shard is.
-        let places = capacity.div_ceil(shards) + capacity / shards / 8 + 16;
+        // More than its share by six times what chance makes it differ, or more: the table is full before a shard is.
+        let places = capacity.div_ceil(shards) + capacity / shards / 8 + 64;
         let shard = |n: usize| {
             let shard = Lock::default();
             *shard.lock() = Shard::new((n * places) as u32, places as u32);
