@@ -144,7 +144,8 @@ impl ProtoState {
     }
 }
 
-/// Whether the connection is given up for a new one where there is no room: nobody has answered, or it is about to end.
+/// Whether the connection is given up for a new one where there is no room: it is not assured, or it is about to end. Of TCP and SCTP
+/// a handshake assures it, of UDP that it goes on behind an answer, and nothing of protocols that have neither: one answer costs an attacker little.
 pub(crate) fn is_expendable(proto: u8, words: &Words) -> bool {
     use TcpState::{Close, CloseWait, FinWait, LastAck, TimeWait};
     let closing = matches!(

@@ -279,7 +279,7 @@ impl Tracker {
         Ok(Some(birth))
     }
 
-    /// Makes room for one more of this owner's in a shard: one gives way that nobody has answered or that is closing. For an owner that has few it
+    /// Makes room for one more of this owner's in a shard: one gives way that is not assured ([`crate::Connection::assured`]) or that is closing. For an owner that has few it
     /// may else be one of who has most.
     fn evict(&self, shard: &mut Shard, owner: u16, now: u32) -> Option<()> {
         let own = self.owners.used(owner);
