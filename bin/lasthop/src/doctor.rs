@@ -27,7 +27,7 @@ mod unknown;
 
 use crate::SharedArgs;
 use crate::client::{CliError, Instance};
-use crate::list::{all_ports, interfaces};
+use crate::list::{Figures, figures};
 use clap::Args;
 use facts::{Facts, Seen};
 use finding::Finding;
@@ -93,10 +93,7 @@ fn no_such(port: &str) -> CliError {
 
 /// All that is looked at, once.
 fn look(instance: &mut Instance) -> Result<Seen, CliError> {
-    // In this order, as `lasthop stats` does: what the switch said with its ports goes into the figures.
-    let ports = all_ports(instance)?;
-    let switch = instance.ask(async |c| c.stats().await)?;
-    let interfaces = interfaces(instance, &ports)?;
+    let Figures { ports, interfaces, switch } = figures(instance)?;
     let mirrors = instance.ask(async |c| c.mirror_list().await)?.mirrors;
     let connections = instance.ask(async |c| c.conntrack_stats().await)?;
     Ok(Seen { ports, interfaces, switch, mirrors, connections })

@@ -3,7 +3,7 @@
 use crate::SharedArgs;
 use crate::client::{CliError, Instance, collect};
 use crate::table::{Align, Table, duration};
-use lasthop_api::{Drops, Field, Flow, Port, SwitchProxy, Uplink};
+use lasthop_api::{Drops, Field, Flow, Port, SwitchProxy, SwitchStats, Uplink};
 use lasthop_text::counted;
 use serde::Serialize;
 
@@ -36,6 +36,23 @@ pub fn interfaces(instance: &mut Instance, ports: &[Port]) -> Result<Vec<Uplink>
         return Ok(Vec::new());
     }
     Ok(instance.ask(async |c| c.uplink_list().await)?.uplinks)
+}
+
+/// Ports, interfaces and figures of the whole switch, as nearly of one moment as can be.
+#[derive(Debug)]
+pub struct Figures {
+    pub ports: Vec<Port>,
+    pub interfaces: Vec<Uplink>,
+    pub switch: SwitchStats,
+}
+
+/// Asks for all of it.
+pub fn figures(instance: &mut Instance) -> Result<Figures, CliError> {
+    // In this order: control knows the caches' figures from what the switch said with its ports.
+    let ports = all_ports(instance)?;
+    let switch = instance.ask(async |c| c.stats().await)?;
+    let interfaces = interfaces(instance, &ports)?;
+    Ok(Figures { ports, interfaces, switch })
 }
 
 pub fn ports(shared: &SharedArgs) -> Result<String, CliError> {

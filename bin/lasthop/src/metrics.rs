@@ -7,9 +7,9 @@ mod http;
 mod text;
 
 use crate::client::{CliError, Instance};
-use crate::list::{all_ports, interfaces};
+use crate::list::{Figures, figures};
 use clap::Args;
-use lasthop_api::{ConntrackStats, Port, SwitchProxy, SwitchStats, Uplink};
+use lasthop_api::{ConntrackStats, SwitchProxy};
 use std::path::{Path, PathBuf};
 
 #[derive(Debug, Args)]
@@ -23,31 +23,17 @@ pub struct MetricsArgs {
     run_dir: PathBuf,
 }
 
-/// All that is told at one time.
-#[derive(Debug, Default)]
-struct Figures {
-    switch: SwitchStats,
-    ports: Vec<Port>,
-    interfaces: Vec<Uplink>,
-    connections: ConntrackStats,
-}
-
-impl Figures {
-    /// Asks a running instance.
-    fn ask(run_dir: &Path) -> Result<Self, CliError> {
-        let mut instance = Instance::connect(run_dir)?;
-        // Control knows the caches' figures from what the switch said with its ports.
-        let ports = all_ports(&mut instance)?;
-        let switch = instance.ask(async |c| c.stats().await)?;
-        let interfaces = interfaces(&mut instance, &ports)?;
-        let connections = instance.ask(async |c| c.conntrack_stats().await)?;
-        Ok(Self { switch, ports, interfaces, connections })
-    }
+/// Asks a running instance for all that is told.
+fn ask(run_dir: &Path) -> Result<(Figures, ConntrackStats), CliError> {
+    let mut instance = Instance::connect(run_dir)?;
+    let figures = figures(&mut instance)?;
+    let connections = instance.ask(async |c| c.conntrack_stats().await)?;
+    Ok((figures, connections))
 }
 
 pub fn metrics(args: &MetricsArgs) -> Result<String, CliError> {
     match &args.listen {
         Some(listen) => http::serve(listen, &args.run_dir).map(|()| String::new()),
-        None => Figures::ask(&args.run_dir).map(|figures| text::write(Some(&figures))),
+        None => ask(&args.run_dir).map(|told| text::write(Some(&told))),
     }
 }

@@ -2,9 +2,9 @@
 
 use crate::SharedArgs;
 use crate::client::CliError;
-use crate::list::{all_ports, interfaces, not_carried};
+use crate::list::{Figures, figures, not_carried};
 use crate::table::{Align, Table, duration};
-use lasthop_api::{Denied, Drops, LeftOut, Port, Replaced, SwitchProxy, SwitchStats, Totals, Uplink};
+use lasthop_api::{Denied, Drops, LeftOut, Port, Replaced, SwitchStats, Totals, Uplink};
 use lasthop_text::counted;
 use lasthop_types::DROP_REASONS;
 use serde::Serialize;
@@ -63,11 +63,8 @@ impl Sum {
 
 pub fn stats(args: &StatsArgs) -> Result<String, CliError> {
     let mut instance = args.shared.instance()?;
-    // In this order: control knows the caches' figures from what the switch said with its ports.
-    let ports = all_ports(&mut instance)?;
-    let mut switch = instance.ask(async |c| c.stats().await)?;
+    let Figures { ports, interfaces, mut switch } = figures(&mut instance)?;
     within_counts(&mut switch.denied, &ports);
-    let interfaces = interfaces(&mut instance, &ports)?;
     let stats = Stats { sum: Sum::of(&ports, &switch), switch, ports, interfaces };
     args.shared.show(&stats, |s| render(s, args.verbose))
 }

@@ -132,7 +132,12 @@ impl Core {
 
     /// Tells figures of a table; `None`: nobody asks about connections, or there is no memory for it.
     pub fn tell_conntrack(&self, answer: Answer<ConntrackStats>, stats: Option<ConnectionStats>) {
-        let none = || ConntrackStats { no_memory: self.policy.lacks_connections(), ..ConntrackStats::default() };
+        let none = || match self.policy.lacks_connections() {
+            true => {
+                ConntrackStats { no_memory: true, capacity: self.policy.room() as u64, ..ConntrackStats::default() }
+            }
+            false => ConntrackStats::default(),
+        };
         give(answer, stats.map_or_else(none, |stats| self.conntrack_stats(&stats)));
     }
 

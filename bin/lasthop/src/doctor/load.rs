@@ -61,11 +61,10 @@ fn of_mirror(facts: &Facts<'_>, mirror: &Mirror) -> Option<Finding> {
     if let Some(note) = &mirror.note {
         let finding =
             Finding::at(to, "mirror-idle", format!("mirror {name} does not copy all that it is to")).seen(note.clone());
-        return Some(
-            finding
-                .remedy("add the ports that are missing, or make the mirror with others")
-                .command_if_none(facts, mirror),
-        );
+        let finding = finding.remedy("add the ports that are missing, or make the mirror with others");
+        // One to a port that will not come is taken away by a command.
+        let gone = facts.port(to).is_none();
+        return Some(if gone { finding.command(facts.lasthop(&format!("mirror del {name}"))) } else { finding });
     }
     let port = facts.port(to)?;
     let reasons = [(Way::To, "mirror_copy"), (Way::To, "rate"), (Way::Outside, "no_room")];
@@ -81,14 +80,6 @@ fn of_mirror(facts: &Facts<'_>, mirror: &Mirror) -> Option<Finding> {
     let finding = Finding::at(to, "mirror-loses", format!("mirror {name} loses copies: {to} does not take them"));
     let finding = finding.seen(lost.said(&format!("dropped as {reason}"))).remedy(remedy);
     Some(mirror.from.iter().take(8).fold(finding, |finding, from| finding.also(from)))
-}
-
-impl Finding {
-    /// A mirror to a port that will not come is taken away by a command.
-    fn command_if_none(self, facts: &Facts<'_>, mirror: &Mirror) -> Self {
-        let gone = facts.port(&mirror.to).is_none();
-        if gone { self.command(facts.lasthop(&format!("mirror del {}", mirror.name))) } else { self }
-    }
 }
 
 #[cfg(test)]

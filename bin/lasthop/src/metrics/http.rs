@@ -1,7 +1,7 @@
 //! `GET /metrics`, for scrapers that anybody may run. What they can take is bounded: connections at a time, the time until a request is
 //! there, and how often an instance is asked.
 
-use super::{Figures, text};
+use super::{ask, text};
 use crate::client::CliError;
 use http_body_util::Full;
 use hyper::body::Bytes;
@@ -70,10 +70,8 @@ pub fn serve(listen: &Listen, run_dir: &Path) -> Result<(), CliError> {
     let places = Arc::new(Semaphore::new(CONNECTIONS));
     let server = Arc::new(Server { run_dir: run_dir.to_owned(), last: Mutex::default(), places });
     runtime.block_on(async {
-        let [mut interrupt, mut terminate] = [SignalKind::interrupt(), SignalKind::terminate()]
-            .map(signal)
-            .map(|signal| signal.map_err(|e| CliError::new(format!("signals: {e}"))));
-        let (interrupt, terminate) = (interrupt.as_mut().map_err(clone)?, terminate.as_mut().map_err(clone)?);
+        let heard = |kind| signal(kind).map_err(|e| CliError::new(format!("signals: {e}")));
+        let (mut interrupt, mut terminate) = (heard(SignalKind::interrupt())?, heard(SignalKind::terminate())?);
         tokio::select! {
             ended = accept(listen, &server) => ended,
             _ = interrupt.recv() => Ok(()),
@@ -84,10 +82,6 @@ pub fn serve(listen: &Listen, run_dir: &Path) -> Result<(), CliError> {
         let _ = std::fs::remove_file(path);
     }
     Ok(())
-}
-
-fn clone(e: &mut CliError) -> CliError {
-    CliError::new(e.to_string())
 }
 
 async fn accept(listen: &Listen, server: &Arc<Server>) -> Result<(), CliError> {
@@ -155,7 +149,7 @@ impl Server {
         }
         let run_dir = self.run_dir.clone();
         // That none answers is told, too, so that an alarm can be made of it.
-        let text = tokio::task::spawn_blocking(move || text::write(Figures::ask(&run_dir).ok().as_ref())).await;
+        let text = tokio::task::spawn_blocking(move || text::write(ask(&run_dir).ok().as_ref())).await;
         let text = Bytes::from(text.unwrap_or_default());
         *last = Some((Instant::now(), text.clone()));
         text

@@ -2,10 +2,10 @@
 //!
 //! Each port has a bounded number of series: the drop reasons that there are, twice, and some thirty more.
 
-use super::Figures;
-use lasthop_api::{Drops, Port, SwitchStats, Totals, Uplink};
+use crate::list::Figures;
+use lasthop_api::{ConntrackStats, Drops, Port, SwitchStats, Totals, Uplink};
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric, MetricEncoder};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
@@ -13,9 +13,9 @@ use prometheus_client::registry::Registry;
 use std::fmt::{self, Debug};
 
 /// The figures; only that there are none where no instance answers.
-pub fn write(figures: Option<&Figures>) -> String {
+pub fn write(told: Option<&(Figures, ConntrackStats)>) -> String {
     let mut registry = Registry::with_prefix("lasthop");
-    registry.register_collector(Box::new(Told(figures.map(all).unwrap_or_else(absent))));
+    registry.register_collector(Box::new(Told(told.map(all).unwrap_or_else(absent))));
     let mut text = String::new();
     // Writing to a string does not fail.
     let _ = prometheus_client::encoding::text::encode(&mut text, &registry);
@@ -50,23 +50,9 @@ impl Collector for Told {
             let kind = if matches!(first, Number::Level(_)) { MetricType::Gauge } else { MetricType::Counter };
             let mut descriptor = encoder.encode_descriptor(family.name, family.help, None, kind)?;
             for (labels, number) in &family.series {
-                if labels.is_empty() {
-                    // The descriptor's own encoder would be used up.
-                    number.encode(descriptor.encode_family(&NoLabels)?)?;
-                } else {
-                    number.encode(descriptor.encode_family(labels)?)?;
-                }
+                number.encode(descriptor.encode_family(labels)?)?;
             }
         }
-        Ok(())
-    }
-}
-
-#[derive(Debug)]
-struct NoLabels;
-
-impl EncodeLabelSet for NoLabels {
-    fn encode(&self, _: &mut prometheus_client::encoding::LabelSetEncoder<'_>) -> fmt::Result {
         Ok(())
     }
 }
@@ -102,7 +88,7 @@ fn absent() -> Vec<Family> {
     vec![one("up", "Whether a lasthop answers", Number::Level(0.0))]
 }
 
-fn all(figures: &Figures) -> Vec<Family> {
+fn all((figures, connections): &(Figures, ConntrackStats)) -> Vec<Family> {
     let version = vec![("version", env!("CARGO_PKG_VERSION").to_owned())];
     let mut all = vec![
         one("up", "Whether a lasthop answers", Number::Level(1.0)),
@@ -113,7 +99,7 @@ fn all(figures: &Figures) -> Vec<Family> {
     all.extend(of_ports(&figures.ports));
     all.extend(of_settled(&figures.ports));
     all.extend(of_interfaces(&figures.interfaces));
-    all.extend(of_connections(figures));
+    all.extend(of_connections(connections));
     all
 }
 
@@ -283,8 +269,7 @@ fn of_interfaces(interfaces: &[Uplink]) -> Vec<Family> {
     ]
 }
 
-fn of_connections(figures: &Figures) -> Vec<Family> {
-    let stats = &figures.connections;
+fn of_connections(stats: &ConntrackStats) -> Vec<Family> {
     if !stats.tracking && !stats.no_memory {
         return Vec::new();
     }
@@ -292,7 +277,11 @@ fn of_connections(figures: &Figures) -> Vec<Family> {
     let port = |of: &lasthop_api::PortConnections| vec![("port", of.port.clone())];
     vec![
         one("connections", "Connections that stateful lists know, or Open vSwitch's rules", level(stats.connections)),
-        one("connections_limit", "How many there may be; 0: there is no memory for any", level(stats.capacity)),
+        one(
+            "connections_limit",
+            "How many there may be; 0: there is no memory for any",
+            level(if stats.no_memory { 0 } else { stats.capacity }),
+        ),
         one("connections_created", "Connections opened", Number::Count(stats.created)),
         one("connections_expired", "Connections whose time was over", Number::Count(stats.expired)),
         one("connections_evicted", "Connections that gave way to others", Number::Count(stats.evicted)),
@@ -317,7 +306,7 @@ fn of_connections(figures: &Figures) -> Vec<Family> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lasthop_api::{ConntrackStats, PortConnections, Replaced};
+    use lasthop_api::{PortConnections, Replaced};
     use std::collections::BTreeSet;
 
     fn drops(reason: &str, packets: u64) -> Vec<Drops> {
@@ -325,7 +314,7 @@ mod tests {
     }
 
     /// Something of everything.
-    fn figures() -> Figures {
+    fn figures() -> (Figures, ConntrackStats) {
         let from_guest =
             Totals { packets: 7, bytes: 700, busy_ns: 1_500_000_000, drops: drops("acl", 2), ..Totals::default() };
         let to_guest = Totals { packets: 5, drops: drops("no_buffers", 3), ..Totals::default() };
@@ -347,18 +336,15 @@ mod tests {
             ..Uplink::default()
         };
         let replaced = vec![Replaced { process: "switch".into(), times: 1, ..Replaced::default() }];
-        Figures {
-            switch: SwitchStats { replaced, ..SwitchStats::default() },
-            ports: vec![port, blank],
-            interfaces: vec![uplink],
-            connections: ConntrackStats {
-                tracking: true,
-                connections: 9,
-                refused: drops("tcp_state", 6),
-                ports: vec![PortConnections { port: "vm1".into(), connections: 8, limit: 10 }],
-                ..ConntrackStats::default()
-            },
-        }
+        let switch = SwitchStats { replaced, ..SwitchStats::default() };
+        let connections = ConntrackStats {
+            tracking: true,
+            connections: 9,
+            refused: drops("tcp_state", 6),
+            ports: vec![PortConnections { port: "vm1".into(), connections: 8, limit: 10 }],
+            ..ConntrackStats::default()
+        };
+        (Figures { ports: vec![port, blank], interfaces: vec![uplink], switch }, connections)
     }
 
     fn has(text: &str, line: &str) {

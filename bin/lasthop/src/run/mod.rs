@@ -26,6 +26,7 @@
 //! | `uplink/taking` | one that answers, and takes nothing of what the switch has for it |
 //! | `uplink/announcements` | when the stations behind one that took over are announced |
 //! | `host_facts` | what the host does not let us have, and programs whose file was replaced |
+//! | `kept` | access lists and mirrors, written once they hold |
 //! | `links` | interfaces, as the kernel tells of them |
 //! | `segments` | which uplinks are on one network segment, and which of them has to be blocked |
 //! | `probing` | probes sent and heard, and what follows |

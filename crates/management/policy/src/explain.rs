@@ -129,14 +129,13 @@ impl Learning {
         name: impl Fn(PortId) -> String,
     ) -> Option<String> {
         let obstacle = obstacle.filter(|_| !outputs.is_empty())?;
-        if let Obstacle::Full(capacity) = obstacle {
-            return Some(format!(
-                "there are {capacity} connections, as many as may be: another gives way to the one that it would open, or it is dropped (ct_limit)"
-            ));
-        }
-        outputs.clear();
         let there = name(from);
         let why = match obstacle {
+            Obstacle::Full(capacity) => {
+                return Some(format!(
+                    "there are {capacity} connections, as many as may be: another gives way to the one that it would open, or it is dropped (ct_limit)"
+                ));
+            }
             Obstacle::Owner(open, limit) => {
                 let told = self.guest_settings(from).and_then(|settings| settings.connections);
                 let whose = told.map_or("its part of the table".into(), |most| format!("connections={most}"));
@@ -146,10 +145,9 @@ impl Learning {
                 "{there} holds {} of the translated address towards that server, its share (address_share)",
                 counted(u64::from(held), "port")
             ),
-            Obstacle::NoTranslation | Obstacle::Full(_) => {
-                "no address and port is free to translate it to (no_translation)".to_owned()
-            }
+            Obstacle::NoTranslation => "no address and port is free to translate it to (no_translation)".to_owned(),
         };
+        outputs.clear();
         Some(format!("it would open a connection, but {why}: dropped (ct_limit)"))
     }
 

@@ -159,7 +159,6 @@ mod tests {
         }
     }
 
-    /// Somebody who leaves out the unit means megabits, and would wait for minutes for the first answer.
     #[test]
     fn a_rate_that_may_be_bits_or_bytes_is_refused() {
         for text in ["100mbps", "1Gbps:64K", "500kbps"] {
@@ -168,6 +167,7 @@ mod tests {
         }
     }
 
+    /// Somebody who leaves out the unit means megabits, and would wait for minutes for the first answer.
     #[test]
     fn a_rate_at_which_a_frame_takes_more_than_a_second_is_refused() {
         for (text, parts) in [

@@ -268,9 +268,9 @@ fn only_output(actions: &[Action]) -> u32 {
 }
 
 impl Learning {
-    /// Makes the table when the first list asks about connections. If there is no memory for it such lists let nothing of IP pass.
-    pub(super) fn follow_tracking(&mut self) {
-        if self.lacks_connections() {
+    /// A port has other lists: makes the table when the first asks about connections. If there is no memory for it such lists let nothing of IP pass.
+    pub(super) fn follow_tracking(&mut self, port: PortId) {
+        if self.connections.is_none() && self.tracks(port) {
             self.connections = Connections::new(self.limits.connections);
         }
     }
@@ -280,15 +280,19 @@ impl Learning {
         self.limits.connections
     }
 
-    /// Some list asks about connections, and there was no memory for their table. The next list that is set tries again.
+    /// Some list asks about connections.
+    fn is_asked(&self) -> bool {
+        self.lists.keys().any(|port| self.tracks(*port))
+    }
+
+    /// Some list asks about connections, and there was no memory for their table. The next such list that is set tries again.
     pub fn lacks_connections(&self) -> bool {
-        let tracks = |lists: &super::PortLists| lists.iter().flatten().any(|(_, list)| list.tracks());
-        self.connections.is_none() && self.lists.values().any(tracks)
+        self.connections.is_none() && self.is_asked()
     }
 
     /// No list asks any more.
     pub(super) fn drop_tracking(&mut self) {
-        if !self.lists.keys().any(|port| self.tracks(*port)) {
+        if !self.is_asked() {
             self.connections = None;
         }
     }

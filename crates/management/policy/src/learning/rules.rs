@@ -22,7 +22,7 @@ impl Learning {
         if translated {
             self.follow_translations();
         }
-        self.follow_tracking();
+        self.follow_tracking(id);
     }
 
     /// Which ports are uplinks. Nothing goes from one uplink to another, known or flooded: two of them may be on one segment,
