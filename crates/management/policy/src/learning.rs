@@ -234,7 +234,7 @@ impl Learning {
         self.lists.remove(&id);
         self.set_static_addresses(id, &PortSettings::default(), now_ms, out);
         self.settings.remove(&id);
-        self.groups.port_gone(id);
+        let wanted = self.groups.port_gone(id);
         self.follow_snooping();
         self.follow_members(id);
         let Some(port) = self.ports.remove(&id) else { return };
@@ -251,6 +251,7 @@ impl Learning {
         if port.floods {
             self.refresh_floods(now_ms, out);
         }
+        self.follow_groups(wanted, now_ms, out);
     }
 
     /// Whether the port was announced.

@@ -190,8 +190,8 @@ impl Groups {
     }
 
     /// Forgets a port.
-    pub fn port_gone(&mut self, port: PortId) {
-        self.forget(|of, _| of == port);
+    pub fn port_gone(&mut self, port: PortId) -> Changed {
+        self.forget(|of, _| of == port)
     }
 
     fn forget(&mut self, goes: impl Fn(PortId, u64) -> bool) -> Changed {

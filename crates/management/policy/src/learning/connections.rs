@@ -4,6 +4,7 @@
 //! are used, which the switch tells when it is asked; and when it ends its flows go.
 
 use super::deciding::Decided;
+use super::mirrors::prepend;
 use super::nat::edited;
 use super::shares::Shares;
 use super::stale::SLICE_MS;
@@ -522,9 +523,9 @@ impl Learning {
                     decided.kind = number.filter(|_| goes).map_or(Kind::Never, Kind::Connection);
                 }
                 Err(reason) => {
-                    // What a mirror is to get of it stays.
-                    decided.actions.retain(|action| matches!(action, Action::Copy(_)));
-                    decided.actions.truncate(self.copies_from(key.port()).len());
+                    // What a mirror is to get of it as it came stays; nobody receives it.
+                    decided.actions.clear();
+                    prepend(&mut decided.actions, self.copies_from(key.port()));
                     self.sample(&mut decided.actions);
                     decided.actions.push(Action::Drop(reason));
                     decided.kind = Kind::Never;

@@ -42,7 +42,7 @@ impl Learning {
         }
     }
 
-    fn follow_groups(&mut self, changed: Changed, now_ms: u64, out: &mut Effects) {
+    pub(super) fn follow_groups(&mut self, changed: Changed, now_ms: u64, out: &mut Effects) {
         if changed.all {
             return self.redo_all(Cause::Floods, now_ms, out);
         }

@@ -131,9 +131,11 @@ impl Learning {
         }
     }
 
-    /// Whether there may be flows from or to a port. There are none of one that has never been up.
+    /// Whether there may be flows from or to a port. To one that has never been up, they go where an address is said to live there.
     pub(super) fn is_in_use(&self, id: PortId) -> bool {
-        self.ports.get(&id).is_some_and(|port| port.was_up) || self.flows.count(id) + self.macs.count(id) > 0
+        self.ports.get(&id).is_some_and(|port| port.was_up)
+            || self.flows.count(id) + self.macs.count(id) > 0
+            || self.settings.get(&id).is_some_and(|settings| !settings.static_macs.is_empty())
     }
 
     /// Why nothing goes from one port to the other, whatever it is, if so.

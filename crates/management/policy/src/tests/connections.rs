@@ -409,3 +409,21 @@ fn a_connection_goes_on_or_ends_as_the_set_that_let_it_open_says() {
     assert!(carried(&mut b, 2, &second.tcp(&data(121))), "the other never came to control");
     assert_eq!(why(&mut b, 3, &third.tcp(&data(121))), DropReason::Acl);
 }
+
+/// Two mirrors of one sender to one destination are one copy: the copy of what a receiver gets is not taken for the second.
+#[test]
+fn a_connection_refused_for_want_of_room_is_not_copied_as_received() {
+    let mut b = net("stateful\n");
+    [4, 5].into_iter().for_each(|port| b.port(port, true));
+    b.set(1, "connections=1".to_owned().try_into().unwrap());
+    let (mut mirrors, mut out) = (crate::Mirrors::default(), Effects::default());
+    mirrors.add("a", &[PortId(1)], PortId(4), crate::Mirrored::FromGuest, 1);
+    mirrors.add("b", &[PortId(1), PortId(3)], PortId(4), crate::Mirrored::FromGuest, 1);
+    mirrors.add("c", &[PortId(2)], PortId(5), crate::Mirrored::ToGuest, 1);
+    b.policy.set_mirrors(mirrors, b.now_ms, &mut out);
+    b.apply(out);
+    let first = b.frame(1, &ends(1, 2, [1000, 80]).tcp(&seg("S", 1, 0, 0))).0;
+    assert!(first.contains(&Action::Copy(PortId(5))), "{first:?}");
+    let refused = b.frame(1, &ends(1, 2, [1001, 80]).tcp(&seg("S", 1, 0, 0))).0;
+    assert_eq!(refused, [Action::Copy(PortId(4)), Action::Drop(DropReason::CtLimit)]);
+}

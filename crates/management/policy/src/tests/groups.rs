@@ -270,3 +270,15 @@ fn odd_messages_do_no_harm() {
     }
     assert!(b.policy.groups(b.now_ms).iter().all(|g| g.group.is_none_or(|g| g == group_mac(GROUP))));
 }
+
+#[test]
+fn a_router_that_goes_down_and_is_removed_leaves_nobody_without() {
+    let mut b = bench();
+    query(&mut b);
+    assert_eq!(b.packet(&data(GROUP)), outputs(&[4]), "the router alone wants it");
+    b.port(ROUTER, false);
+    b.packet(&data(GROUP));
+    b.port_gone(ROUTER);
+    assert!(b.policy.groups(b.now_ms).is_empty());
+    assert_eq!(b.packet(&data(GROUP)), outputs(&[1, 2]), "nobody asks any more: all get it");
+}

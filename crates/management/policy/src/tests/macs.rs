@@ -272,3 +272,27 @@ fn the_many_addresses_of_a_port_that_goes_are_forgotten_at_once_and_their_flows_
         |change: &Change| matches!(change, Change::Put(flow) if flow.actions.contains(&Action::Output(PortId(3))));
     assert!(!out.changes.iter().any(to_3));
 }
+
+/// A flow goes to a station that somebody says lives at a port, before that port was ever up. What the port is told later holds for it.
+#[test]
+fn what_a_port_is_told_holds_for_a_static_station_that_was_never_up() {
+    let station = "static-mac=52:54:00:00:00:02";
+    let met = |tell: &dyn Fn(&mut Bench)| {
+        let mut b = Bench::new(Limits::default(), 1);
+        [4, 5].into_iter().for_each(|port| b.port(port, true));
+        b.port(2, false);
+        b.set(2, told(station));
+        assert_eq!(b.packet(&key(1, mac(1), mac(2))), outputs(&[2]));
+        tell(&mut b);
+        b.port(2, true);
+        (b.packet(&key(1, mac(1), mac(2))), b.packet(&key(1, mac(9), mac(2))))
+    };
+    for setting in ["isolated=on", "link=down", "vlan=10"] {
+        let (stale, fresh) = met(&|b| b.set(2, told(&format!("{station} {setting}"))));
+        assert_eq!(stale, fresh, "{setting}");
+        assert_ne!(stale, outputs(&[2]), "{setting}");
+    }
+    let (stale, fresh) = met(&|b| b.mirror(vec![(vec![2], 5, crate::Mirrored::ToGuest)]));
+    assert_eq!(stale, fresh);
+    assert!(stale.contains(&Action::Copy(PortId(5))), "{stale:?}");
+}
