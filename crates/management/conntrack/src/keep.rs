@@ -6,7 +6,7 @@ use crate::nat::Nat;
 use crate::packet::{Body, Packet, View};
 use crate::process::Commit;
 use crate::refusal::Refusal;
-use crate::state::ProtoState;
+use crate::state::{ANSWERED, ProtoState, goes_on};
 use crate::tcp::Tcp;
 use crate::timeouts::Class;
 use crate::tracker::{Tracker, ticks};
@@ -26,14 +26,59 @@ impl Tracker {
 
     /// The same of one whose packets are translated; [`Nat::exactly`] says so of what they look like.
     pub fn adopt_translated(&self, original: Tuple, nat: &Nat, commit: &Commit, now_ms: u64) -> Result<bool, Refusal> {
+        self.adopt_with(REPLIED | ASSURED, original, nat, commit, now_ms)
+    }
+
+    /// The same of one of which packets of one direction have been seen: its answers, if `answered`. TCP and SCTP have been established all the same.
+    pub fn adopt_half(
+        &self,
+        original: Tuple,
+        answered: bool,
+        nat: &Nat,
+        commit: &Commit,
+        now_ms: u64,
+    ) -> Result<bool, Refusal> {
+        let status = match original.proto() {
+            TCP | SCTP => REPLIED | ASSURED,
+            _ if answered => REPLIED,
+            _ => 0,
+        };
+        self.adopt_with(status, original, nat, commit, now_ms)
+    }
+
+    /// Packets of both directions of a connection have been seen that was adopted by half.
+    pub fn complete(&self, tuple: &Tuple, now_ms: u64) {
+        let Some(found) = self.find(tuple, self.secrets.hash(tuple), ticks(now_ms)) else { return };
+        let status = match tuple.proto() {
+            TCP | SCTP => return,
+            UDP => REPLIED | ASSURED,
+            _ => REPLIED,
+        };
+        let mut words = found.words;
+        words[STATE] |= status;
+        self.entries[found.at as usize].update(&found, &words);
+    }
+
+    fn adopt_with(
+        &self,
+        status: u64,
+        original: Tuple,
+        nat: &Nat,
+        commit: &Commit,
+        now_ms: u64,
+    ) -> Result<bool, Refusal> {
         let now = ticks(now_ms);
         // SCTP picks up what it does not know as TCP does; its tags are learned.
         let mut words = match original.proto() {
             TCP => Tcp::adopted().pack(),
             SCTP => crate::state::sctp_established(),
-            _ => [u64::from(now) << 32, 0, 0, 0, 0, 0, 0],
+            _ => {
+                let mut words = [u64::from(now) << 32, 0, 0, 0, 0, 0, 0];
+                words[ANSWERED] = u64::from(now);
+                words
+            }
         };
-        words[STATE] |= REPLIED | ASSURED;
+        words[STATE] |= status;
         let class = self.own_class(&original, &words);
         let birth = Birth {
             keys: [original; 2],
@@ -85,7 +130,13 @@ impl Tracker {
         let now = ticks(now_ms);
         let Some(found) = self.find(tuple, self.secrets.hash(tuple), now) else { return };
         let entry = &self.entries[found.at as usize];
-        let class = self.own_class(&entry.key(0), &found.words);
+        let mut words = found.words;
+        if tuple.proto() == UDP && goes_on(&words, ticks(used_ms)) {
+            words[STATE] |= ASSURED;
+            // A packet's change goes before; the next use makes it a stream then.
+            entry.update(&found, &words);
+        }
+        let class = self.own_class(&entry.key(0), &words);
         let due = self.deadline(found.policy, [class; 2], ticks(used_ms));
         if crate::entry::is_over(due, now) {
             return;

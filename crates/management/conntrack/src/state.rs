@@ -13,6 +13,9 @@ pub(crate) const SECOND: u32 = 8;
 /// A datagram that comes so long after the first makes a stream of them.
 const STREAM: u32 = 2 * SECOND;
 
+/// The word that says when datagrams were first answered, in ticks.
+pub(crate) const ANSWERED: usize = 1;
+
 /// What becomes of a connection by a packet.
 pub(crate) struct Outcome {
     pub words: Words,
@@ -99,7 +102,13 @@ pub(crate) fn packet(old: &Words, body: &Body<'_>, dir: usize, now: u32, rules: 
             common |= ASSURED;
             Outcome::new(*old, [Class::UdpStream; 2])
         }
-        Body::Udp => Outcome::new(*old, [Class::Udp; 2]),
+        Body::Udp => {
+            let mut words = *old;
+            if dir == 1 && !replied {
+                words[ANSWERED] = u64::from(now);
+            }
+            Outcome::new(words, [Class::Udp; 2])
+        }
         Body::Icmp { .. } => Outcome::new(*old, [Class::Icmp; 2]),
         Body::Later | Body::Error(_) => Outcome { words: *old, classes: None, ends: false },
         Body::Other => Outcome::new(*old, [Class::Generic; 2]),
@@ -107,6 +116,11 @@ pub(crate) fn packet(old: &Words, body: &Body<'_>, dir: usize, now: u32, rules: 
     common |= if dir == 1 { REPLIED } else { 0 };
     outcome.words[STATE] |= common;
     Ok(outcome)
+}
+
+/// Whether datagrams are a stream that have passed unseen, the last one then: they went on behind the first answer. That one itself makes none.
+pub(crate) fn goes_on(words: &Words, used: u32) -> bool {
+    words[STATE] & REPLIED != 0 && used.wrapping_sub(words[ANSWERED] as u32) as i32 >= STREAM as i32
 }
 
 /// An association that was established before anybody here knew of it; its tags are not known.

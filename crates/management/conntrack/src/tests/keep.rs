@@ -88,6 +88,27 @@ fn a_use_that_was_not_seen_keeps_a_connection() {
 }
 
 #[test]
+fn datagrams_that_pass_unseen_are_a_stream_once_they_go_on_behind_the_first_answer() {
+    let mut net = Net::new();
+    let ends = Ends::v4(1, 2);
+    net.send(&ends.udp(1));
+    let (tuple, start_ms) = (net.only().original, net.now_ms);
+    net.tracker.keep(&tuple, start_ms + 9000, net.now_ms, net.now_ms);
+    assert_eq!((net.only().seconds_left, net.only().assured), (39, false), "nobody has answered");
+    net.pass(10);
+    assert_eq!(net.send(&ends.back().udp(1)), "E<");
+    for (after_ms, left, is_stream) in [(0, 30, false), (1000, 31, false), (2500, 122, true)] {
+        net.tracker.keep(&tuple, net.now_ms + after_ms, net.now_ms, net.now_ms);
+        let found = net.only();
+        assert_eq!((found.seconds_left, found.assured), (left, is_stream), "{after_ms} ms behind the first answer");
+    }
+    // In whichever direction it is looked up.
+    net.pass(20);
+    net.tracker.keep(&tuple.inverse().unwrap(), net.now_ms, net.now_ms, net.now_ms);
+    assert_eq!(net.only().seconds_left, 120);
+}
+
+#[test]
 fn echoes_are_one_connection_where_identifiers_do_not_count() {
     for (icmp_ids, connections) in [(true, 2), (false, 1)] {
         let net = Net::with(Config { capacity: 100, icmp_ids, ..Config::default() });

@@ -457,8 +457,12 @@ impl Learning {
         let Some(vlan) = self.member(key.port()).enters(key, &mut mask).filter(|_| mask == spec.mask) else { return };
         let own = tuple(key, vlan);
         let Some(connections) = &self.connections else { return };
-        if connections.recall(&own) != Track::New(None) || !matches!(key.eth_type, ethertype::IPV4 | ethertype::IPV6) {
+        if !matches!(key.eth_type, ethertype::IPV4 | ethertype::IPV6) {
             return;
+        }
+        match connections.recall(&own) {
+            Track::New(None) => {}
+            track => return self.take_over_other_half(track, key, now_ms),
         }
         // An answer to an echo opens nothing, and is one whatever the rules say of it.
         let asks = ct::opens(&own);
@@ -484,7 +488,7 @@ impl Learning {
             ..Commit::default()
         };
         let nat = ct::Nat::exactly(&original, &known.sent);
-        if connections.tracker.adopt_translated(original, &nat, &commit, now_ms) == Ok(true) {
+        if connections.tracker.adopt_half(original, known.reply, &nat, &commit, now_ms) == Ok(true) {
             let at_least_ms = now_ms.saturating_add(self.unseen_for_ms());
             let Some(connections) = &mut self.connections else { return };
             connections.tracker.keep(&original, now_ms, at_least_ms, now_ms);
@@ -499,6 +503,17 @@ impl Learning {
             between(&original, &reply).for_each(|pair| self.unhide(&pair, out));
         }
         self.take_ended(now_ms, out);
+    }
+
+    /// A flow that an earlier control left is of a connection that is known. If that was taken over from a flow of the other direction, both have had packets.
+    fn take_over_other_half(&self, track: Track, key: &FlowKey, now_ms: u64) {
+        let (Some(connections), Some(known)) = (&self.connections, track.known()) else { return };
+        let [here, _] = known.ports();
+        let is_other = known.reply != matches!(track, Track::Established(_));
+        if is_other && (here == NOWHERE || self.is_same(key.in_port, here)) {
+            connections.tracker.complete(&known.original, now_ms);
+            connections.tracker.keep(&known.original, now_ms, now_ms.saturating_add(self.unseen_for_ms()), now_ms);
+        }
     }
 
     /// A packet that a list asked about, or that is denied, does to its connection what follows.

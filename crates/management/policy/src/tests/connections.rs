@@ -131,6 +131,57 @@ fn datagrams_and_echoes_are_answered() {
 }
 
 #[test]
+fn datagrams_that_go_on_both_ways_are_a_stream_and_one_late_answer_is_none() {
+    let mut b = net(GROUP);
+    let left = |b: &Bench| (all(b)[0].connection.seconds_left, all(b)[0].connection.assured);
+    let talk = ends(1, 2, [40_000, 53]);
+    assert!(passes(&mut b, 1, &talk.udp(9)));
+    b.poll(5000);
+    assert!(passes(&mut b, 2, &talk.back().udp(9)));
+    for _ in 0..3 {
+        b.poll(5000);
+        assert!(!left(&b).1 && left(&b).0 <= 30, "{:?}", left(&b));
+    }
+    for _ in 0..3 {
+        assert!(carried(&mut b, 1, &talk.udp(9)) && carried(&mut b, 2, &talk.back().udp(9)));
+        b.poll(5000);
+    }
+    assert_eq!(left(&b), (115, true));
+    // So a pause does not end it.
+    (0..10).for_each(|_| b.poll(10_000));
+    assert!(passes(&mut b, 2, &talk.back().udp(9)));
+}
+
+#[test]
+fn a_control_that_comes_takes_for_answered_what_flows_of_both_directions_show() {
+    let mut b = net(GROUP);
+    let asked = ends(1, 2, [40_000, 53]);
+    let found = |b: &Bench| all(b).iter().map(|v| (v.connection.replied, v.connection.assured)).collect::<Vec<_>>();
+    assert!(passes(&mut b, 1, &asked.udp(9)));
+    b.restart_control();
+    assert_eq!(found(&b), [(false, false)]);
+    assert_eq!(all(&b)[0].connection.seconds_left, 30);
+    assert!(passes(&mut b, 2, &asked.back().udp(9)));
+    // The switch tells of them in any order.
+    for _ in 0..2 {
+        b.table.reverse();
+        b.restart_control();
+        assert_eq!((found(&b), all(&b)[0].flows), (vec![(true, true)], 2));
+        assert!(carried(&mut b, 1, &asked.udp(9)) && carried(&mut b, 2, &asked.back().udp(9)));
+    }
+    // No list lets anybody open it that way: it was answered, though the flow of what the guest sent is gone.
+    b.table.retain(|(flow, _)| flow.key.in_port == 2);
+    b.restart_control();
+    assert_eq!(found(&b), [(true, false)]);
+    // A ping's connection gives way in a full table, whoever has answered.
+    let mut b = net(GROUP);
+    let ping = ends(1, 2, [0, 0]);
+    assert!(passes(&mut b, 1, &ping.echo(false, 7)) && passes(&mut b, 2, &ping.back().echo(true, 7)));
+    b.restart_control();
+    assert_eq!(found(&b), [(true, false)]);
+}
+
+#[test]
 fn errors_about_connections_pass_and_others_do_not() {
     let mut b = net(GROUP);
     let dns = ends(1, 2, [40_000, 53]);
