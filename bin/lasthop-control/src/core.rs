@@ -505,6 +505,11 @@ fn refuse<T>(answer: Answer<T>, error: ApiError) {
     let _ = answer.to.send(Err(error));
 }
 
+fn no_such_port(name: String) -> ApiError {
+    let message = format!("there is no port named {name:?}; `lasthop port list` shows those there are");
+    ApiError::NoSuchPort { name, message }
+}
+
 pub(crate) fn switch_away() -> ApiError {
     let message = "the switch process is not connected; it is starting or being restarted: try again in a second, \
                    then look at the log of `lasthop run`";

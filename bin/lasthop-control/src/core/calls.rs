@@ -7,7 +7,9 @@ use super::mirrors::MirrorCall;
 use super::questions::{FLOWS, Question};
 use super::sets::SetCall;
 use super::uplinks::UplinkCall;
-use super::{Answer, Asker, Command, Core, Counting, Kept, Load, PortRequest, busy, give, refuse, switch_away};
+use super::{
+    Answer, Asker, Command, Core, Counting, Kept, Load, PortRequest, busy, give, no_such_port, refuse, switch_away,
+};
 use crate::server::MAX_LONG_LISTS;
 use crate::view;
 use lasthop_api::{
@@ -153,8 +155,7 @@ impl Core {
             Call::Stats { answer } => self.cpu_request(CpuRequest::Stats(answer)),
             Call::Trace { port, frame, answer } => {
                 let Some(id) = self.find(&port) else {
-                    let message = format!("there is no port named {port:?}; `lasthop port list` shows those there are");
-                    return refuse(answer, ApiError::NoSuchPort { name: port, message });
+                    return refuse(answer, no_such_port(port));
                 };
                 let mut key = FlowKey { in_port: id.0, ..FlowKey::default() };
                 // As the switch does it: it looks at no more of a frame.

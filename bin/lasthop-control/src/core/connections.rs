@@ -1,7 +1,7 @@
 //! `lasthop conntrack`: connections told of or ended. There may be a million, so some places of the table are looked at at a time, and misses are answered in
 //! between.
 
-use super::{Answer, Core, give, refuse};
+use super::{Answer, Core, give, no_such_port, refuse};
 use crate::Decider;
 use lasthop_api::{ApiError, Connection, ConntrackFlushed, ConntrackStats, Drops, PortConnections};
 use lasthop_moved::{PROTOCOLS, shown};
@@ -59,10 +59,7 @@ impl Core {
 
     fn filter(&self, meant: &Meant) -> Result<ConnectionFilter, ApiError> {
         let bad = |message| ApiError::BadFilter { message };
-        let port = meant.port.as_ref().map(|name| {
-            let message = format!("there is no port named {name:?}; `lasthop port list` shows those there are");
-            self.find(name).ok_or_else(|| ApiError::NoSuchPort { name: name.clone(), message })
-        });
+        let port = meant.port.as_ref().map(|name| self.find(name).ok_or_else(|| no_such_port(name.clone())));
         // Open vSwitch's rules choose zones of any number.
         if let Some(vlan) = meant.vlan.filter(|vlan| *vlan > 4094 && !self.only_watches) {
             return Err(bad(format!("{vlan} is not a VLAN id; use 1 to 4094, or 0 for connections without a VLAN")));

@@ -1,6 +1,6 @@
 //! `lasthop mac del|flush`: addresses that are to be forgotten. Those that are to stay (`mac add`) are settings of their ports.
 
-use super::{Answer, Core, Unconfirmed, give, refuse};
+use super::{Answer, Core, Unconfirmed, give, no_such_port, refuse};
 use crate::view;
 use lasthop_api::{ApiError, Group, Mac, MacFlushed, Member};
 use lasthop_policy::{Effects, MacView};
@@ -62,11 +62,7 @@ impl Core {
                 let id = match (id, check(vlan)) {
                     (_, Err(e)) => return refuse(answer, e),
                     (Ok(id), Ok(())) => id,
-                    (Err(name), _) => {
-                        let message =
-                            format!("there is no port named {name:?}; `lasthop port list` shows those there are");
-                        return refuse(answer, ApiError::NoSuchPort { name, message });
-                    }
+                    (Err(name), _) => return refuse(answer, no_such_port(name)),
                 };
                 self.flushes.push_back(Flush { at: None, of: (id, vlan), macs: 0, answer });
             }

@@ -1,6 +1,6 @@
 //! `lasthop port import`: a guest comes from another lasthop, with what that knew of it. What comes was a file, and is judged as such.
 
-use super::{Answer, Core, give, refuse};
+use super::{Answer, Core, give, no_such_port, refuse};
 use lasthop_api::{ApiError, Connection, PortAdopted, Station};
 use lasthop_ipc::PortState;
 use lasthop_moved::AT_ONCE;
@@ -16,8 +16,7 @@ impl Core {
         now_ms: u64,
     ) {
         let Some(port) = self.find(&name) else {
-            let message = format!("there is no port named {name:?}; `lasthop port list` shows those there are");
-            return refuse(answer, ApiError::NoSuchPort { name, message });
+            return refuse(answer, no_such_port(name));
         };
         if stations.len() > AT_ONCE || connections.len() > AT_ONCE {
             let message = format!("more than {AT_ONCE} addresses or connections in one call; tell them in several");

@@ -64,15 +64,10 @@ impl Tracker {
 
     /// Ends the connections that `filter` means in the next `places` places; where to go on, as [`Tracker::dump`].
     pub fn flush(&self, from: Cursor, places: u32, filter: &Filter, now_ms: u64) -> Option<Cursor> {
-        self.walk(from, places, ticks(now_ms), |found| {
-            let entry = &self.entries[found.at as usize];
-            let (original, reply) = (entry.key(0), entry.key(1));
-            let meant = filter.zone.is_none_or(|zone| zone == original.zone())
-                && filter.tuple.is_none_or(|tuple| [original, reply].contains(&tuple))
-                && filter.owner.is_none_or(|owner| owner == found.owner);
-            if meant {
-                self.end(found.at, found.life);
-            }
+        self.flush_if(from, places, now_ms, |found| {
+            filter.zone.is_none_or(|zone| zone == found.original.zone())
+                && filter.tuple.is_none_or(|tuple| [found.original, found.reply].contains(&tuple))
+                && filter.owner.is_none_or(|owner| owner == found.owner)
         })
     }
 

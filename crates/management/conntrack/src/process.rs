@@ -238,8 +238,7 @@ impl Tracker {
     #[cold]
     #[inline(never)]
     fn translate(&self, found: &Found, status: u64, action: &Action, verdict: &mut Verdict) {
-        let bits = |flag, bits| if status & flag != 0 { bits } else { CtState(0) };
-        verdict.state = verdict.state.with(bits(SRC_NAT, CtState::SRC_NAT)).with(bits(DST_NAT, CtState::DST_NAT));
+        verdict.state = verdict.state.with(translations(status));
         if action.nat != Nat::None {
             // As the other direction's tuple has it, the other way round.
             verdict.rewrite = self.entries[found.at as usize].key(1 - found.dir).inverse();
@@ -272,8 +271,7 @@ impl Tracker {
         };
         match self.insert(birth, hash, &action.nat, now) {
             Ok(born) => Ok(born.map(|birth| {
-                let bits = |flag, bits| if birth.words[STATE] & flag != 0 { bits } else { CtState(0) };
-                let nat = bits(SRC_NAT, CtState::SRC_NAT).with(bits(DST_NAT, CtState::DST_NAT));
+                let nat = translations(birth.words[STATE]);
                 let rewrite = if nat == CtState(0) { None } else { birth.keys[1].inverse() };
                 Verdict { state: new.state.with(nat), mark: birth.mark, label: birth.label, rewrite, ..new }
             })),
@@ -316,4 +314,10 @@ where
     T: std::ops::BitAnd<Output = T> + std::ops::BitOr<Output = T> + std::ops::Not<Output = T> + Copy,
 {
     old & !mask | value & mask
+}
+
+/// Which ends of a connection are translated, by its state word.
+fn translations(status: u64) -> CtState {
+    let bits = |flag, bits| if status & flag != 0 { bits } else { CtState(0) };
+    bits(SRC_NAT, CtState::SRC_NAT).with(bits(DST_NAT, CtState::DST_NAT))
 }

@@ -13,15 +13,14 @@ use lasthop_classifier::pattern::first_bits;
 use lasthop_classifier::{Classifier, Ether, Found, Pattern, Proto, Seen};
 use lasthop_conntrack::{Nat, Range, Tuple};
 use lasthop_flow::Action;
+use lasthop_frame::ethertype::{IPV4, IPV6};
+use lasthop_frame::proto::{SCTP, TCP, UDP};
 use lasthop_frame::{Edit, FlowKey, FlowMask, Part, Set};
 use lasthop_text::MacAddr;
 use lasthop_types::{DropReason, PortId};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-const IPV6: u16 = 0x86dd;
-const SCTP: u8 = 132;
-const UDP: u8 = 17;
 const ALL: u32 = u32::MAX;
 
 /// What becomes of a packet's addresses.
@@ -75,7 +74,7 @@ pub(super) fn with(key: &FlowKey, tuple: &Tuple) -> FlowKey {
 
 /// There are ports, and they are in this packet.
 fn has_ports(key: &FlowKey) -> bool {
-    matches!(key.ip_proto, 6 | UDP | SCTP) && key.ip_frag & FlowKey::FRAG_LATER == 0
+    matches!(key.ip_proto, TCP | UDP | SCTP) && key.ip_frag & FlowKey::FRAG_LATER == 0
 }
 
 impl Learning {
@@ -302,36 +301,32 @@ fn about(key: &FlowKey, known: &Known, probe: &Probe<'_>) -> Option<Vec<Action>>
         return None;
     }
     let mut change = 0u32;
-    // Bytes of a field, and what that changes in a checksum: RFC 1624.
-    let mut put = |new: &mut Vec<u8>, at: usize, field: &[u8]| {
-        let place = new.get_mut(at..at + field.len())?;
-        let halves = |bytes: &[u8]| bytes.chunks(2).map(|b| u32::from(b[0]) << 8 | u32::from(b[1])).sum::<u32>();
-        change += halves(field) + halves(&place.iter().map(|b| !b).collect::<Vec<_>>());
-        place.copy_from_slice(field);
-        Some(())
-    };
     let fields: [&[u8]; 2] = if v6 { [&to.src(), &to.dst()] } else { [&to.src()[12..], &to.dst()[12..]] };
     let from = if v6 { 8 } else { 12 };
-    put(&mut new, from, fields[0])?;
-    put(&mut new, from + fields[0].len(), fields[1])?;
+    change += put(&mut new, from, fields[0])?;
+    change += put(&mut new, from + fields[0].len(), fields[1])?;
     if !v6 {
         follow(&mut new, 10, change);
     }
-    if matches!(to.proto(), 6 | UDP | SCTP) {
-        let mut put = |new: &mut Vec<u8>, at: usize, field: [u8; 2]| {
-            let place = new.get_mut(at..at + 2)?;
-            change += u32::from(u16::from_be_bytes(field)) + u32::from(!u16::from_be_bytes([place[0], place[1]]));
-            place.copy_from_slice(&field);
-            Some(())
-        };
+    if matches!(to.proto(), TCP | UDP | SCTP) {
         let [src, dst] = to.ports().map(u16::to_be_bytes);
-        put(&mut new, l3, src)?;
-        put(&mut new, l3 + 2, dst)?;
+        change += put(&mut new, l3, &src)?;
+        change += put(&mut new, l3 + 2, &dst)?;
         if to.proto() == UDP && new.get(l3 + 6..l3 + 8).is_some_and(|sum| sum != [0, 0]) {
             follow(&mut new, l3 + 6, change);
         }
     }
     Some(words(Part::Icmp, 2, old, &new).collect())
+}
+
+/// Puts a field of an even length there; what that changes in a checksum (RFC 1624).
+fn put(bytes: &mut [u8], at: usize, field: &[u8]) -> Option<u32> {
+    let place = bytes.get_mut(at..at + field.len())?;
+    let halves = |of: &[u8]| of.as_chunks().0.iter().map(|half| u32::from(u16::from_be_bytes(*half))).sum::<u32>();
+    place.iter_mut().for_each(|byte| *byte = !*byte);
+    let change = halves(field) + halves(place);
+    place.copy_from_slice(field);
+    Some(change)
 }
 
 /// A checksum behind a change.
@@ -346,7 +341,7 @@ fn follow(bytes: &mut [u8], at: usize, change: u32) {
 
 /// Patterns of the destinations of a range.
 fn prefixes([first, last]: [IpAddr; 2]) -> Vec<Pattern> {
-    let (whole, ether) = if first.is_ipv6() { (128, IPV6) } else { (32, 0x0800) };
+    let (whole, ether) = if first.is_ipv6() { (128, IPV6) } else { (32, IPV4) };
     let (mut at, last) = (u128::from_be_bytes(bytes(first)), u128::from_be_bytes(bytes(last)));
     let mut patterns = Vec::new();
     loop {

@@ -17,7 +17,7 @@ use crate::flows::{Installed, TUPLE_MASK, add};
 use lasthop_conntrack::Headers;
 use lasthop_conntrack::{Refusal, Tuple};
 use lasthop_frame::ethertype::{IPV4, IPV6};
-use lasthop_frame::proto::{ICMP, ICMPV6, SCTP, TCP};
+use lasthop_frame::proto::{ICMP, ICMPV6, SCTP, TCP, UDP};
 use lasthop_frame::{FlowKey, FlowMask};
 use lasthop_text::MacAddr;
 use lasthop_types::PortId;
@@ -84,8 +84,8 @@ impl Known {
         let proto = match tuple.proto() {
             ICMP | ICMPV6 => return format!("icmp {} to {}", address(tuple.src()), address(tuple.dst())),
             TCP => "tcp".to_owned(),
-            17 => "udp".to_owned(),
-            132 => "sctp".to_owned(),
+            UDP => "udp".to_owned(),
+            SCTP => "sctp".to_owned(),
             other => format!("protocol {other}"),
         };
         format!("{proto} {} to {}", end(tuple.src(), src), end(tuple.dst(), dst))
