@@ -35,7 +35,7 @@ mod settings;
 mod statistics;
 mod stuck_uplinks;
 #[cfg(test)]
-mod turns;
+mod turns_tests;
 mod uplinks;
 
 pub(crate) use calls::Call;

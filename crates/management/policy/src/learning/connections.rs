@@ -115,7 +115,7 @@ impl Connections {
         let known = (verdict.label != 0).then(|| Known {
             label: verdict.label,
             original: verdict.original,
-            sent: self.sent(&verdict, now_ms),
+            delivered: self.delivered(&verdict, now_ms),
             home: self.homes.get(&number(verdict.label)).copied(),
             error: verdict.rewrite.zip(verdict.rewrite_inner).map(|(outer, inner)| [outer, inner]),
             reply: verdict.state.has(CtState::REPLY),
@@ -135,7 +135,7 @@ impl Connections {
         let known = Known {
             label: found.label,
             original: found.original,
-            sent: sent(&found),
+            delivered: delivered(&found),
             home: self.homes.get(&number(found.label)).copied(),
             error: None,
             reply,
@@ -145,11 +145,11 @@ impl Connections {
     }
 
     /// A connection's first packet as it is delivered.
-    fn sent(&self, verdict: &ct::Verdict, now_ms: u64) -> Tuple {
+    fn delivered(&self, verdict: &ct::Verdict, now_ms: u64) -> Tuple {
         let nat = CtState::SRC_NAT.0 | CtState::DST_NAT.0;
         let translated = verdict.state.0 & nat != 0;
         let connection = translated.then(|| self.tracker.get(&verdict.original, now_ms)).flatten();
-        connection.map_or(verdict.original, |connection| sent(&connection))
+        connection.map_or(verdict.original, |connection| delivered(&connection))
     }
 
     pub fn end(&self, tuple: &Tuple, now_ms: u64) {
@@ -246,7 +246,7 @@ fn is_closing(state: ProtoState) -> bool {
 }
 
 /// A connection's first packet as it is delivered.
-pub(super) fn sent(connection: &ct::Connection) -> Tuple {
+pub(super) fn delivered(connection: &ct::Connection) -> Tuple {
     connection.reply.inverse().unwrap_or(connection.original)
 }
 
@@ -354,11 +354,11 @@ impl Learning {
         let Some(connection) = connections.tracker.get(&original, now_ms) else { return Ok(None) };
         if known.is_none() || again {
             connections.begun(&original, &connection.reply);
-            let sent = sent(&connection);
-            if sent.src() != original.src() {
+            let delivered = delivered(&connection);
+            if delivered.src() != original.src() {
                 connections.homes.insert(number(label), MacAddr(key.eth_src));
             }
-            self.share_begins(number(label), key.port(), &original, &sent);
+            self.share_begins(number(label), key.port(), &original, &delivered);
             between(&original, &connection.reply).for_each(|pair| self.unhide(&pair, out));
         }
         self.carry_or_not(&connection, key, number(label), now_ms, out)
@@ -468,8 +468,8 @@ impl Learning {
         let asks = ct::opens(&own);
         let (there, mac) = edited(&own, &spec.actions);
         let (forth, back) = (first(own, there, key, false, key.in_port), there.inverse().zip(own.inverse()));
-        let back = back.filter(|_| to != NOWHERE).map(|(original, sent)| {
-            let known = first(original, sent, key, true, to);
+        let back = back.filter(|_| to != NOWHERE).map(|(original, delivered)| {
+            let known = first(original, delivered, key, true, to);
             Known { home: mac.or(known.home), ..known }
         });
         let (known, from, reply) = match back {
@@ -487,19 +487,19 @@ impl Learning {
             owner: connections.owner(PortId(from), limit),
             ..Commit::default()
         };
-        let nat = ct::Nat::exactly(&original, &known.sent);
+        let nat = ct::Nat::exactly(&original, &known.delivered);
         if connections.tracker.adopt_half(original, known.reply, &nat, &commit, now_ms) == Ok(true) {
             let at_least_ms = now_ms.saturating_add(self.unseen_for_ms());
             let Some(connections) = &mut self.connections else { return };
             connections.tracker.keep(&original, now_ms, at_least_ms, now_ms);
-            let reply = known.sent.inverse().unwrap_or_default();
+            let reply = known.delivered.inverse().unwrap_or_default();
             connections.begun(&original, &reply);
-            if known.sent.src() != original.src()
+            if known.delivered.src() != original.src()
                 && let Some(home) = known.home
             {
                 connections.homes.insert(connections.last, home);
             }
-            self.share_begins(number(commit.label.0), PortId(from), &original, &known.sent);
+            self.share_begins(number(commit.label.0), PortId(from), &original, &known.delivered);
             between(&original, &reply).for_each(|pair| self.unhide(&pair, out));
         }
         self.take_ended(now_ms, out);
@@ -583,7 +583,7 @@ impl Learning {
 }
 
 /// A connection as one of its packets shows it that is this when it is sent and when it is delivered.
-fn first(original: Tuple, sent: Tuple, key: &FlowKey, reply: bool, from: u32) -> Known {
+fn first(original: Tuple, delivered: Tuple, key: &FlowKey, reply: bool, from: u32) -> Known {
     let home = Some(if reply { MacAddr(key.eth_dst) } else { MacAddr(key.eth_src) });
-    Known { label: label(0, from, NOWHERE), original, sent, home, error: None, reply, outdated: false }
+    Known { label: label(0, from, NOWHERE), original, delivered, home, error: None, reply, outdated: false }
 }

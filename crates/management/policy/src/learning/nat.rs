@@ -48,7 +48,7 @@ impl Passage {
 
 /// Where a packet goes, instead of to its destination.
 pub(crate) fn home(track: &Track) -> Option<MacAddr> {
-    track.known().filter(|known| known.reply && known.sent.src() != known.original.src())?.home
+    track.known().filter(|known| known.reply && known.delivered.src() != known.original.src())?.home
 }
 
 fn bytes(address: IpAddr) -> [u8; 16] {
@@ -210,12 +210,12 @@ impl Learning {
                     && range.ports.is_none_or(|[low, high]| !has_ports(&sent) || (low..=high).contains(&after.1))
             }
         };
-        let between = FlowKey { ip_src: delivered.ip_src, l4_src: delivered.l4_src, ..sent };
+        let behind_snat = FlowKey { ip_src: delivered.ip_src, l4_src: delivered.l4_src, ..sent };
         fits(
             target(sent.in_port, Direction::FromGuest, &sent),
             [(sent.ip_src, sent.l4_src), (delivered.ip_src, delivered.l4_src)],
         ) && fits(
-            target(to, Direction::ToGuest, &between),
+            target(to, Direction::ToGuest, &behind_snat),
             [(sent.ip_dst, sent.l4_dst), (delivered.ip_dst, delivered.l4_dst)],
         )
     }

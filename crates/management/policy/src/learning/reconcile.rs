@@ -128,12 +128,12 @@ impl Learning {
         let vlan = if ordinary { self.all_may_enter(key, &f.spec.mask) } else { None };
         let Some(vlan) = vlan else { return };
         let pair = Pair::of(key, vlan);
-        let home = |policy: &Self| policy.macs.get(pair.vlan, pair.src).map(|e| e.port);
-        let (before, seen_ms) = (home(self), told_ms.saturating_sub(f.idle_ms));
+        let place = |policy: &Self| policy.macs.get(pair.vlan, pair.src).map(|e| e.port);
+        let (before, seen_ms) = (place(self), told_ms.saturating_sub(f.idle_ms));
         if let Some(from) = self.macs.adopt(pair.vlan, pair.src, pair.port, seen_ms) {
             self.forget_source(pair.vlan, pair.src, from, now_ms, out);
         }
-        if home(self) != before {
+        if place(self) != before {
             // Flows made since the attachment did not know of it.
             self.refresh_destination(pair.vlan, pair.src, now_ms, out);
         }

@@ -92,7 +92,7 @@ impl Learning {
         let ends = |tuple: &Tuple| {
             source && touches(tuple.src(), [0xff; 16]) || destination && touches(tuple.dst(), [0xff; 16])
         };
-        known.is_none_or(|known| ends(&known.original) || ends(&known.sent))
+        known.is_none_or(|known| ends(&known.original) || ends(&known.delivered))
     }
 }
 

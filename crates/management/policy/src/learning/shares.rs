@@ -27,15 +27,24 @@ pub(super) struct Shares {
     held: HashMap<Held, u32>,
 }
 
-fn held(port: PortId, sent: &Tuple) -> Held {
-    let [_, dst] = sent.ports();
-    (port, Tuple::new([sent.src(), sent.dst()], [0, dst], sent.proto(), sent.is_v6(), sent.zone()))
+fn held(port: PortId, delivered: &Tuple) -> Held {
+    let [_, dst] = delivered.ports();
+    (
+        port,
+        Tuple::new(
+            [delivered.src(), delivered.dst()],
+            [0, dst],
+            delivered.proto(),
+            delivered.is_v6(),
+            delivered.zone(),
+        ),
+    )
 }
 
 impl Shares {
     /// A port of the switch has opened a connection that is this as it is delivered.
-    pub fn begun(&mut self, number: u64, port: PortId, sent: &Tuple) {
-        let held = held(port, sent);
+    pub fn begun(&mut self, number: u64, port: PortId, delivered: &Tuple) {
+        let held = held(port, delivered);
         if self.of.insert(number, held).is_none() {
             *self.held.entry(held).or_insert(0) += 1;
         }
@@ -52,8 +61,8 @@ impl Shares {
         }
     }
 
-    fn held(&self, port: PortId, sent: &Tuple) -> u32 {
-        self.held.get(&held(port, sent)).copied().unwrap_or(0)
+    fn held(&self, port: PortId, delivered: &Tuple) -> u32 {
+        self.held.get(&held(port, delivered)).copied().unwrap_or(0)
     }
 }
 
@@ -82,16 +91,16 @@ pub(super) fn shared(targets: &[([IpAddr; 2], PortId)]) -> Vec<[IpAddr; 2]> {
 
 impl Learning {
     /// Whether an address is one that sources are translated to; of several ports of the switch, if `shared`.
-    fn is_target(&self, sent: &Tuple, shared: bool) -> bool {
+    fn is_target(&self, delivered: &Tuple, shared: bool) -> bool {
         let classifier = if shared { &self.shared } else { &self.outside };
-        let eth_type = if sent.is_v6() { IPV6 } else { IPV4 };
-        let back = FlowKey { eth_type, ip_dst: sent.src(), ..FlowKey::default() };
+        let eth_type = if delivered.is_v6() { IPV6 } else { IPV4 };
+        let back = FlowKey { eth_type, ip_dst: delivered.src(), ..FlowKey::default() };
         matches!(classifier.first_match(&back, &mut Seen::of(&FlowMask::default())), Found::Pattern(_))
     }
 
     /// How many ports of its source's address a connection's opener may hold towards that server; `None`: as many as there are.
-    fn share(&self, port: PortId, nat: &Nat, original: &Tuple, sent: &Tuple) -> Option<u32> {
-        let alone = original.src() != sent.src() && !self.is_target(sent, true);
+    fn share(&self, port: PortId, nat: &Nat, original: &Tuple, delivered: &Tuple) -> Option<u32> {
+        let alone = original.src() != delivered.src() && !self.is_target(delivered, true);
         let ports = match nat {
             Nat::Source(range) | Nat::Both(range, _) => range.ports,
             _ => None,
@@ -114,24 +123,24 @@ impl Learning {
     pub(super) fn full_share(&self, key: &FlowKey, vlan: u16, nat: &Nat) -> Option<u32> {
         let connections = self.connections.as_ref()?;
         let original = tuple(key, vlan);
-        let sent = connections.tracker.plan(nat, &original)?;
-        if !self.takes_a_port(&original, &sent) {
+        let delivered = connections.tracker.plan(nat, &original)?;
+        if !self.takes_a_port(&original, &delivered) {
             return None;
         }
-        let most = self.share(key.port(), nat, &original, &sent)?;
-        Some(connections.shares.held(key.port(), &sent)).filter(|held| *held >= most)
+        let most = self.share(key.port(), nat, &original, &delivered)?;
+        Some(connections.shares.held(key.port(), &delivered)).filter(|held| *held >= most)
     }
 
     /// A port has opened a connection, which may hold a port of a translated address.
-    pub(super) fn share_begins(&mut self, number: u64, port: PortId, original: &Tuple, sent: &Tuple) {
-        let takes = self.takes_a_port(original, sent);
+    pub(super) fn share_begins(&mut self, number: u64, port: PortId, original: &Tuple, delivered: &Tuple) {
+        let takes = self.takes_a_port(original, delivered);
         if let Some(connections) = self.connections.as_mut().filter(|_| takes) {
-            connections.shares.begun(number, port, sent);
+            connections.shares.begun(number, port, delivered);
         }
     }
 
-    fn takes_a_port(&self, original: &Tuple, sent: &Tuple) -> bool {
-        original.src() != sent.src() || self.is_target(sent, false)
+    fn takes_a_port(&self, original: &Tuple, delivered: &Tuple) -> bool {
+        original.src() != delivered.src() || self.is_target(delivered, false)
     }
 }
 

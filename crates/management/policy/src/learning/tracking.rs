@@ -54,7 +54,7 @@ pub(crate) struct Known {
     pub label: u128,
     pub original: Tuple,
     /// Its first packet as it is delivered: as `original`, unless it is translated.
-    pub sent: Tuple,
+    pub delivered: Tuple,
     /// The Ethernet address of who opened it, if his IP address is translated: answers go there, whatever address they have.
     pub home: Option<MacAddr>,
     /// Of an ICMP error about a translated packet: its addresses as it is delivered, and those of what it is about.
@@ -94,16 +94,16 @@ impl Known {
     /// What the packet is to look like, if it is translated.
     pub fn rewrite(&self) -> Option<Tuple> {
         match (self.error, self.reply) {
-            _ if self.sent == self.original => None,
+            _ if self.delivered == self.original => None,
             (Some([outer, _]), _) => Some(outer),
-            (None, false) => Some(self.sent),
+            (None, false) => Some(self.delivered),
             (None, true) => self.original.inverse(),
         }
     }
 
     /// The key of the connection's first packet, as it is sent and as it is delivered; `key` is one of its packets.
     pub fn openers(&self, key: &FlowKey) -> [FlowKey; 2] {
-        [self.original, self.sent].map(|tuple| {
+        [self.original, self.delivered].map(|tuple| {
             let mut first = opener(&tuple, self.from(), key, self.reply);
             if let Some(home) = self.home.filter(|_| self.reply) {
                 first.eth_src = home.0;
