@@ -3,7 +3,7 @@
 use crate::SharedArgs;
 use crate::client::{CliError, Instance, collect};
 use crate::table::{Align, Table, duration};
-use lasthop_api::{Drops, Field, Flow, Port, SwitchProxy, SwitchStats, Uplink};
+use lasthop_api::{Drops, Field, Flow, Mirror, Port, SwitchProxy, SwitchStats, Uplink};
 use lasthop_text::counted;
 use serde::Serialize;
 
@@ -59,7 +59,23 @@ pub fn ports(shared: &SharedArgs) -> Result<String, CliError> {
     let mut instance = shared.instance()?;
     let ports = all_ports(&mut instance)?;
     let interfaces = interfaces(&mut instance, &ports)?;
-    shared.show(&Ports { ports, interfaces }, |p| port_table(&p.ports, &p.interfaces))
+    let mirrors = instance.ask(async |c| c.mirror_list().await)?.mirrors;
+    shared
+        .show(&Ports { ports, interfaces }, |p| port_table(&p.ports, &p.interfaces) + &destinations(&p.ports, &mirrors))
+}
+
+/// Which ports get copies and nothing else: what such a guest sends is dropped.
+fn destinations(ports: &[Port], mirrors: &[Mirror]) -> String {
+    let of = |port: &Port| -> Vec<&str> {
+        mirrors.iter().filter(|mirror| mirror.to == port.name).map(|mirror| mirror.name.as_str()).collect()
+    };
+    let named = ports.iter().filter(|port| !port.uplink).map(|port| (port, of(port)));
+    named
+        .filter(|(_, mirrors)| !mirrors.is_empty())
+        .map(|(port, mirrors)| {
+            format!("{}: gets copies by mirror {} and nothing else\n", port.name, mirrors.join(", "))
+        })
+        .collect()
 }
 
 pub fn flows(shared: &SharedArgs) -> Result<String, CliError> {

@@ -4,7 +4,7 @@ use crate::SharedArgs;
 use crate::client::CliError;
 use crate::list::{Figures, figures, not_carried};
 use crate::table::{Align, Table, duration};
-use lasthop_api::{Denied, Drops, LeftOut, Port, Replaced, SwitchStats, Totals, Uplink};
+use lasthop_api::{Denied, Drops, Field, LeftOut, Port, Replaced, SwitchStats, Totals, Uplink};
 use lasthop_text::counted;
 use lasthop_types::DROP_REASONS;
 use serde::Serialize;
@@ -256,11 +256,12 @@ fn drops(stats: &Stats, verbose: bool) -> Option<String> {
     let mut any = false;
     let removed = (REMOVED, &stats.switch.removed_from_guest, &stats.switch.removed_to_guest);
     let ports = stats.ports.iter().map(|p| (p.name.as_str(), &p.from_guest, &p.to_guest));
+    let told = |name: &str| stats.ports.iter().find(|p| p.name == name).map_or(&[][..], |p| &p.settings);
     for (name, from, to) in ports.chain([removed]) {
         for (direction, totals) in [("from", from), ("to", to)] {
             for d in &totals.drops {
                 any = true;
-                let mut reason = d.reason.clone();
+                let mut reason = d.reason.clone() + &limit(told(name), &d.reason);
                 if let Some(r) = DROP_REASONS.iter().find(|r| verbose && r.name() == d.reason) {
                     reason = format!("{reason}: {}", r.explain());
                 }
@@ -275,6 +276,17 @@ fn drops(stats: &Stats, verbose: bool) -> Option<String> {
         }
     }
     any.then(|| table.render())
+}
+
+/// The setting that says how much may pass, where that is why packets are dropped.
+fn limit(settings: &[Field], reason: &str) -> String {
+    let name = match reason {
+        "storm" => "storm",
+        "rate" => "rate-to",
+        _ => return String::new(),
+    };
+    let set = settings.iter().find(|setting| setting.name == name);
+    set.map_or_else(String::new, |setting| format!(" ({name}={})", setting.value))
 }
 
 /// Whether the counters add up, what floods leave out, what VMs do, and processor time.
@@ -399,6 +411,20 @@ mod tests {
         assert!(text.contains("VMs: 0 running, 1 blocked, 0 not known\n"), "{text}");
         assert!(text.contains("from a  acl: A rule of an access list denied"), "{text}");
         assert!(text.contains("to b    no_buffers: The receiver"), "{text}");
+    }
+
+    #[test]
+    fn a_limit_is_named_where_it_drops() {
+        let mut a = port(
+            "a",
+            Totals { drops: drops("storm", 7), ..Totals::default() },
+            Totals { drops: drops("rate", 5), ..Totals::default() },
+        );
+        let set = |name: &str, value: &str| Field { name: name.into(), value: value.into() };
+        a.settings = vec![set("rate-to", "1M"), set("storm", "10pps")];
+        let text = super::drops(&Stats { ports: vec![a], ..Stats::default() }, false).unwrap();
+        assert!(text.contains("7  from a  storm (storm=10pps)\n"), "{text}");
+        assert!(text.contains("5  to a    rate (rate-to=1M)\n"), "{text}");
     }
 
     /// Veths and uplinks were VMs that nothing is known of.

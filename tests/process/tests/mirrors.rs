@@ -141,6 +141,27 @@ fn a_destination_is_no_station() {
     lasthop.check_sums();
 }
 
+/// Nobody has to guess why no copies come, or why a guest hears nothing.
+#[test]
+fn a_destination_is_shown_for_what_it_is() {
+    let site = Site::new(["a"], large());
+    let path = site._dir.path().join("m.sock");
+    site.lasthop.command(&["port", "add", "m", path.to_str().unwrap()]);
+    let said = site.lasthop.command(&["mirror", "add", "tap", "--from", "a", "--to", "m"]);
+    assert_eq!(said, "mirror tap: added\n");
+    let down = "tap: nothing is copied while m is not up; `lasthop show m` says why\n";
+    let list = site.lasthop.command(&["mirror", "list"]);
+    assert!(list.contains(down), "{list}");
+    let ports = site.lasthop.command(&["port", "list"]);
+    assert!(ports.contains("m: gets copies by mirror tap and nothing else\n"), "{ports}");
+    let _m = Guest::connect(&path, mac(3), large());
+    site.lasthop.wait_for_state("m", "up");
+    let list = site.lasthop.command(&["mirror", "list"]);
+    assert!(!list.contains("nothing is copied"), "{list}");
+    site.lasthop.command(&["mirror", "del", "tap"]);
+    assert!(!site.lasthop.command(&["port", "list"]).contains("gets copies"));
+}
+
 /// It is remembered under the names of ports, which may come later, by another control and another lasthop.
 #[test]
 fn a_mirror_survives() {

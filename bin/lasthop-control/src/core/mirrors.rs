@@ -2,6 +2,7 @@
 
 use super::{Answer, Command, Core, MAX_QUESTIONS, Unconfirmed, busy, give, refuse};
 use lasthop_api::{ApiError, MirrorList};
+use lasthop_ipc::PortState;
 use lasthop_management_ipc::{ControlToSupervisor, MirrorConfig};
 use lasthop_policy::{Effects, Mirror, Mirrors};
 use lasthop_types::PortId;
@@ -27,7 +28,7 @@ impl Core {
     pub(super) fn mirror_call(&mut self, call: MirrorCall, answer: Answer<MirrorList>) {
         let refused = |message| ApiError::MirrorRefused { message };
         let (mirror, message): (_, fn(u64, MirrorConfig) -> ControlToSupervisor) = match call {
-            MirrorCall::List => return give(answer, self.mirror_list(&self.mirroring.mirrors)),
+            MirrorCall::List => return give(answer, self.mirrors_now()),
             MirrorCall::Add(config) => match read(config) {
                 Ok(mirror) => (mirror, |request, mirror| ControlToSupervisor::MirrorAdd { request, mirror }),
                 Err(message) => return refuse(answer, refused(message)),
@@ -89,6 +90,20 @@ impl Core {
 
     fn destination(&self, mirror: &Mirror) -> Option<PortId> {
         self.find(&mirror.to).filter(|id| !self.uplinks.contains_key(id))
+    }
+
+    /// All mirrors, and which of them copy nothing now. Of one that was made just now nobody says so: its port may come up in the next moment.
+    fn mirrors_now(&self) -> MirrorList {
+        let mut list = self.mirror_list(&self.mirroring.mirrors);
+        let is_up = |name: &str| {
+            self.find(name).and_then(|id| self.infos.get(&id)).is_some_and(|info| info.state() == PortState::Up)
+        };
+        for mirror in list.mirrors.iter_mut().filter(|mirror| !is_up(&mirror.to)) {
+            let to = &mirror.to;
+            let down = || format!("nothing is copied while {to} is not up; `lasthop show {to}` says why");
+            mirror.note = mirror.note.take().or_else(|| Some(down()));
+        }
+        list
     }
 
     fn mirror_list(&self, mirrors: &[Mirror]) -> MirrorList {

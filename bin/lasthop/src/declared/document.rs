@@ -62,10 +62,11 @@ pub(super) fn read(text: &str, dir: &Path) -> Result<Declared, String> {
     Ok(declared)
 }
 
-/// What the parser says, with the line first, as in other files of lasthop's.
+/// What the parser says, with the line first, as in other files of lasthop's, and what stands there, of which the parser says little.
 fn located(text: &str, error: &toml::de::Error) -> String {
-    let line = error.span().map_or(1, |span| 1 + text.bytes().take(span.start).filter(|b| *b == b'\n').count());
-    format!("line {line}: {}", error.message().trim().replace('\n', ", "))
+    let before = error.span().map_or(0, |span| text.bytes().take(span.start).filter(|b| *b == b'\n').count());
+    let there = text.lines().nth(before).unwrap_or_default().trim();
+    format!("line {}: {there:?}: {}", before + 1, error.message().trim().replace('\n', ", "))
 }
 
 /// Names and sockets that are there twice.

@@ -211,12 +211,17 @@ impl PortSettings {
         if self.static_macs.len() > MAX_STATIC {
             return Err(format!("more than {MAX_STATIC} static addresses; let the others be learned"));
         }
-        let (mut vlans, member) =
-            (self.static_macs.iter().filter_map(|entry| Some((entry, entry.vlan?))), self.membership());
-        if let Some((entry, vlan)) = vlans.find(|(_, vlan)| !member.is_member(*vlan)) {
+        let member = self.membership();
+        let mut stray =
+            self.static_macs.iter().zip(self.static_addresses()).filter(|(_, (vlan, _))| !member.is_member(*vlan));
+        if let Some((entry, (vlan, _))) = stray.next() {
+            let (what, add) = match vlan {
+                0 => ("frames without a tag".to_owned(), "add it with the VLAN of its station"),
+                _ => (format!("VLAN {vlan}"), "add it for a VLAN of the port"),
+            };
+            let vlans = self.vlans();
             return Err(format!(
-                "{STATIC_MAC}={entry}: the port does not carry VLAN {vlan} ({}); add it for a VLAN of the port, or take it out first",
-                self.vlans()
+                "{STATIC_MAC}={entry}: the port does not carry {what} ({vlans}); {add}, or take it out first"
             ));
         }
         let mut addresses: Vec<_> = self.static_addresses().collect();
@@ -542,6 +547,10 @@ mod tests {
             ("link=on", "write up or down"),
             ("static-mac=x", "such as 52:54:00:12:34:56"),
             ("vlan=10 static-mac=52:54:00:00:00:01@20", "does not carry VLAN 20 (vlan=10); add it for"),
+            (
+                "trunk=10,20 static-mac=52:54:00:00:00:01",
+                "does not carry frames without a tag (trunk=10:20); add it with the VLAN",
+            ),
             ("native=5 static-mac=52:54:00:00:00:01@5,52:54:00:00:00:01", "is there twice in VLAN 5"),
             ("color=red", "there are vlan, trunk"),
             ("vlan=1 vlan=2", "vlan is there twice"),
