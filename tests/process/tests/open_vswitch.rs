@@ -19,10 +19,10 @@ mod limits;
 mod meters;
 #[path = "open_vswitch/mirrors.rs"]
 mod mirrors;
-#[path = "open_vswitch/refused.rs"]
-mod refused;
 #[path = "open_vswitch/samples.rs"]
 mod samples;
+#[path = "open_vswitch/service_headers.rs"]
+mod service_headers;
 
 use lasthop_tests_process::{
     Guest, Lasthop, Netns, Options, PATIENCE, Port, mac, number_of, numbered, scratch, spawn, vswitch, wait_for,

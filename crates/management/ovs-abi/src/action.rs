@@ -1,6 +1,7 @@
 //! What a flow does (`enum ovs_action_attr`).
 
 use crate::netlink::{attributes, table, u32_of};
+use crate::nsh::{self, Nsh};
 use crate::{Ct, Refused, is_mpls, key};
 use lasthop_frame::{Part, Set};
 use lasthop_tunnel::Tunnel;
@@ -20,7 +21,7 @@ pub enum Meta {
 }
 
 /// What is done to a packet at its front, that the switch cannot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Front {
     /// A label becomes the outermost, behind the Ethernet header.
     PushMpls {
@@ -52,6 +53,17 @@ pub enum Front {
     PushEthernet([u8; 12]),
     /// Its Ethernet header goes.
     PopEthernet,
+    /// This network service header comes in front of all of it. Which protocol is next the packet says.
+    PushNsh(Vec<u8>),
+    /// The network service header that it begins with goes.
+    PopNsh,
+    /// Bits of the network service header change.
+    SetNsh {
+        /// The new bits.
+        value: Nsh,
+        /// Which.
+        mask: Nsh,
+    },
 }
 
 impl Front {
@@ -152,11 +164,13 @@ fn read(list: &[u8], depth: usize, count: &mut usize) -> Result<Vec<Act>, Refuse
             14 => Act::Front(Front::PushEthernet(push_ethernet(value)?)),
             15 => Act::Front(Front::PopEthernet),
             16 => Act::CtClear,
+            17 => Act::Front(push_nsh(value)?),
+            18 => Act::Front(Front::PopNsh),
             19 => Act::Meter(u32_of(value)?),
             20 => Act::Clone(read(value, depth, count)?),
             21 => check_length(value, depth, count)?,
             22 => Act::Front(wrap(value)?),
-            // NSH and the like: Open vSwitch does without.
+            // Open vSwitch does without.
             _ => return Err(Refused::INVALID),
         };
         acts.push(act);
@@ -204,6 +218,14 @@ fn push_ethernet(value: &[u8]) -> Result<[u8; 12], Refused> {
     Ok(addresses)
 }
 
+/// A list of one: the header, as a key has it.
+fn push_nsh(value: &[u8]) -> Result<Front, Refused> {
+    match attributes(value).collect::<Result<Vec<_>, _>>()?[..] {
+        [(key::NSH, header)] => nsh::read_push(header).map(Front::PushNsh),
+        _ => Err(Refused::INVALID),
+    }
+}
+
 fn sample(value: &[u8], depth: usize, count: &mut usize) -> Result<Act, Refused> {
     let [_, probability, acts] = table::<3>(value)?;
     let probability = u32_of(probability.ok_or(Refused::INVALID)?)?;
@@ -234,6 +256,10 @@ fn set(value: &[u8], masked: bool) -> Result<Act, Refused> {
     }
     if kind == key::TUNNEL && !masked {
         return Ok(Act::SetTunnel(crate::tunnel::read_set(value)?.into()));
+    }
+    if kind == key::NSH {
+        let (value, mask) = nsh::read_set(value, masked)?;
+        return Ok(Act::Front(Front::SetNsh { value, mask }));
     }
     let all = vec![0xff; value.len()];
     let (value, mask) = if masked { value.split_at(value.len() / 2) } else { (value, &all[..]) };

@@ -5,6 +5,7 @@
 
 use crate::Refused;
 use crate::netlink::{Writer, attributes, u32_of};
+use crate::nsh::{self, Nsh};
 use crate::tunnel;
 use lasthop_frame::FlowKey;
 use lasthop_tunnel::Tunnel;
@@ -31,6 +32,7 @@ const TCP_FLAGS: u16 = 18;
 const DP_HASH: u16 = 19;
 const RECIRC_ID: u16 = 20;
 pub(crate) const MPLS: u16 = 21;
+pub(crate) const NSH: u16 = 28;
 pub(crate) const PRIORITY_ATTRIBUTE: u16 = PRIORITY;
 
 const ETH_IPV4: u16 = 0x0800;
@@ -66,6 +68,8 @@ pub struct Key {
     pub mark: u32,
     /// The outermost labels of MPLS, as they are sent.
     pub mpls: [u32; MAX_LABELS],
+    /// Its network service header.
+    pub nsh: Nsh,
     /// Label of its connection.
     pub ct_label: [u8; 16],
     /// Addresses of the connection's first packet, as `packet` has its own.
@@ -196,6 +200,7 @@ impl Key {
                 let label = key.ipv6_label.to_be_bytes();
                 to.attribute(IPV6, &[&key.ip_src[..], &key.ip_dst, &label, &tail].concat());
             }
+            nsh::ETHER_TYPE => to.nest(NSH, |to| nsh::write(&self.nsh, to)),
             kind if is_mpls(kind) => {
                 let last = self.mpls.iter().position(|label| label & BOTTOM != 0).unwrap_or(MAX_LABELS - 1);
                 let labels: Vec<u8> = self.mpls.iter().take(last + 1).flat_map(|label| label.to_be_bytes()).collect();
@@ -253,6 +258,9 @@ fn exact(key: &Key, tags: usize) -> Key {
     if is_mpls(key.packet.eth_type) {
         mask.mpls = [u32::MAX; MAX_LABELS];
     }
+    if key.packet.eth_type == nsh::ETHER_TYPE {
+        mask.nsh.fill(0xff);
+    }
     if !key.tunnel.is_none() {
         mask.tunnel.as_mut_bytes().fill(0xff);
     }
@@ -304,6 +312,7 @@ fn read(list: &[u8], is_mask: bool) -> Result<(Key, usize), Refused> {
                 TUNNEL if tags == 0 && is_mask => key.tunnel = tunnel::read_mask(value)?,
                 TUNNEL if tags == 0 => key.tunnel = tunnel::read_key(value)?,
                 MPLS => key.mpls = labels(value)?,
+                NSH => key.nsh = nsh::read(value, is_mask)?,
                 _ if tags == 0 && key.metadata_field(kind, value)? => {}
                 _ if tags == 0 && key.connection_field(kind, value, is_mask)? => {}
                 _ => field(&mut key.packet, kind, value, is_mask)?,
@@ -371,7 +380,6 @@ fn field(key: &mut FlowKey, kind: u16, value: &[u8], is_mask: bool) -> Result<()
         ICMP | ICMPV6 | TCP_FLAGS => 2,
         ARP => 24,
         ND => 28,
-        // MPLS, NSH: Open vSwitch does without.
         _ => return Err(Refused::INVALID),
     };
     // Structures with padding at their end come with and without it.

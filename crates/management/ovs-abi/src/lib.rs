@@ -11,6 +11,7 @@
 //! | `conntrack` | the table of connections, asked for and ended (`linux/netfilter/nfnetlink_conntrack.h`) |
 //! | `limit` | limits of connections by zone |
 //! | `meter` | meters |
+//! | `nsh` | the network service header |
 //! | `timeouts` | time-out policies of connections |
 //! | `traffic` | limits of interfaces: policing, and classes of what goes there |
 //! | `tunnel` | the key of a tunnel |
@@ -28,6 +29,7 @@ mod key;
 pub mod limit;
 pub mod meter;
 pub mod netlink;
+pub mod nsh;
 pub mod timeouts;
 pub mod traffic;
 pub mod tunnel;

@@ -18,6 +18,7 @@ mod labels;
 mod meters;
 mod restore;
 mod samples;
+mod service_headers;
 mod shaping;
 
 const PID: u32 = 9;
@@ -484,7 +485,7 @@ fn an_interface_that_cannot_be_opened_is_no_port() {
 #[test]
 fn what_is_not_implemented_is_refused_as_the_kernel_refuses_it() {
     let mut site = Site::new();
-    for unknown in [17, 18, 23] {
+    for unknown in [17, 23] {
         assert_eq!(site.put_flow(1, 0, |to| to.nest(unknown, |_| ())), Refused::INVALID.0, "action {unknown}");
     }
     let features = |to: &mut Writer| {

@@ -12,6 +12,7 @@ use crate::unified::Number;
 use lasthop_conntrack::Tuple;
 use lasthop_flow::Action;
 use lasthop_frame::{Depth, Edit, FlowKey, FlowMask, Header, Offload, ethertype, extract};
+use lasthop_ovs_abi::nsh::Nsh;
 use lasthop_ovs_abi::{Act, Key, MAX_LABELS, Meta};
 use lasthop_tunnel::{TPID, Tunnel, tci_of};
 use lasthop_types::{DropReason, PortId};
@@ -179,7 +180,7 @@ impl<'a, F: Fn(u32) -> Option<PortId>> Walk<'a, F> {
         if key.eth_type == ethertype::IPV6 && key.ip_frag & FlowKey::FRAG_LATER != 0 {
             key.ip_proto = FRAGMENT;
         }
-        self.extract_labels();
+        self.extract_front();
     }
 
     /// Takes the number in front of it out, which is no part of it: what comes first with a packet of a tunnel.
@@ -203,8 +204,8 @@ impl<'a, F: Fn(u32) -> Option<PortId>> Walk<'a, F> {
         self.flows.push(id);
         self.current = Some(id);
         self.matters(&flow.mask.packet);
-        // The switch tells no labels apart.
-        self.is_simple &= flow.mask.mpls == [0; MAX_LABELS];
+        // The switch tells no labels apart, and no network service headers.
+        self.is_simple &= flow.mask.mpls == [0; MAX_LABELS] && flow.mask.nsh == Nsh::default();
         let acts = flow.acts.clone();
         self.run(&acts);
     }

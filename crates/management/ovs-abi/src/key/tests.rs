@@ -108,18 +108,22 @@ proptest! {
     #[test]
     fn a_frames_key_comes_back(
         tags in prop::collection::vec((prop::sample::select(vec![0x8100u16, 0x88a8]), any::<u16>()), 0..3),
-        ether_type in prop::sample::select(vec![0x0800u16, 0x86dd, 0x0806, 0x8035, 0x0100, 0x1234]),
-        start in prop::sample::select(vec![vec![0x45], vec![0x60], vec![0, 1, 8, 0, 6, 4, 0, 1], vec![]]),
+        ether_type in prop::sample::select(vec![0x0800u16, 0x86dd, 0x0806, 0x8035, 0x0100, 0x894f, 0x1234]),
+        start in prop::sample::select(vec![vec![0x45], vec![0x60], vec![0, 1, 8, 0, 6, 4, 0, 1], vec![0x0f, 0xc6, 1, 3], vec![0x0f, 0xc2, 2, 3], vec![]]),
         rest in prop::collection::vec(any::<u8>(), 0..120),
     ) {
         let frame = frame(&tags, &[&ether_type.to_be_bytes()[..], &start, &rest].concat());
-        let key = key_of(&frame);
+        let mut key = key_of(&frame);
+        if ether_type == nsh::ETHER_TYPE {
+            let packet = frame.get(tags.len() * 4 + 14..).unwrap_or_default();
+            key.nsh = nsh::of_packet(packet, packet.len());
+        }
         let bytes = written(&key);
         let (back, mask) = Key::read(&bytes, None).unwrap();
         // Which of an ICMP message's neighbours' fields there are goes with its type; anomalies are ours alone.
         let mut meant = key.masked(&mask);
         meant.packet.anomalies = 0;
-        prop_assert_eq!(back.packet, meant.packet);
+        prop_assert_eq!((back.packet, back.nsh), (meant.packet, meant.nsh));
         prop_assert_eq!(written(&back), bytes);
     }
 
