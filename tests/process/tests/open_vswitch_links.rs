@@ -1,8 +1,8 @@
 //! Two hosts, each with lasthop and the distribution's `ovs-vswitchd`, and links between their bridges that Open vSwitch looks after itself, by packets that it
-//! exchanges with the other: BFD, CFM, bonds with LACP, spanning trees. Packets in, packets out.
+//! exchanges with the other: BFD, CFM, LLDP, bonds with LACP, spanning trees. Packets in, packets out.
 
 use lasthop_tests_process::{Host, PATIENCE, Station, hosts, mac, number_of, numbered, wait_for};
-use lasthop_text::MacAddr;
+use lasthop_text::{MacAddr, parse_mac};
 use std::collections::BTreeSet;
 
 /// Two hosts with cables between them of these names, which are no ports yet.
@@ -82,6 +82,62 @@ fn cfm_finds_a_link_that_carries_nothing() {
     a.reaches(b);
     cut(&hosts, "l1");
     hosts.iter().for_each(|host| says(host, "cfm_fault", "true"));
+}
+
+/// What LLDP's messages consist of: type, length and value (IEEE 802.1AB, 8.4).
+fn tlv(kind: u8, value: &[u8]) -> Vec<u8> {
+    [&(u16::from(kind) << 9 | value.len() as u16).to_be_bytes(), value].concat()
+}
+
+/// Their types and values, up to the end.
+fn tlvs(mut message: &[u8]) -> Vec<(u8, Vec<u8>)> {
+    let mut read = Vec::new();
+    while let Some((head, rest)) = message.split_first_chunk() {
+        let head = u16::from_be_bytes(*head);
+        let (value, rest) = rest.split_at(usize::from(head & 0x1ff));
+        read.push(((head >> 9) as u8, value.to_vec()));
+        message = if head == 0 { &[] } else { rest };
+    }
+    read
+}
+
+/// Each bridge learns of the other and of a machine at a port of its own, and that machine of the bridge.
+#[test]
+fn lldp_says_who_is_at_the_other_end() {
+    const MESSAGE: [u8; 2] = [0x88, 0xcc];
+    let nearest = MacAddr([1, 0x80, 0xc2, 0, 0, 0x0e]);
+    let hosts = linked(&["l1"]);
+    for host in &hosts {
+        host.vsctl("add-port br0 l1 -- set interface l1 lldp:enable=true -- set interface p lldp:enable=true");
+    }
+    let station = Station::on(&hosts[0].guest, "g");
+    let ours = [tlv(1, &[4, 2, 0, 0, 0, 0, 7]), tlv(2, b"\x05g"), tlv(3, &[0, 120]), tlv(0, &[])].concat();
+    station.send(&[&nearest.0[..], &mac(7).0, &MESSAGE, &ours].concat());
+    let theirs = loop {
+        let frame = station.recv_within(PATIENCE).expect("a message of LLDP's");
+        if frame.get(12..14) == Some(&MESSAGE) {
+            break frame;
+        }
+    };
+    assert_eq!(theirs[..6], nearest.0);
+    let address = |host: &Host, of: &str| {
+        host.vsctl(&format!("get interface {of} mac_in_use")).trim().trim_matches('"').to_owned()
+    };
+    let told = tlvs(&theirs[14..]);
+    let chassis = [&[4][..], &parse_mac(&address(&hosts[0], "p")).expect("an address").0].concat();
+    assert_eq!(told[..2], [(1, chassis), (2, b"\x05p".to_vec())]);
+    assert!(told.iter().any(|(kind, name)| *kind == 6 && name.starts_with(b"openvswitch")), "{told:?}");
+    let [a, b] = &hosts;
+    for (host, other) in [(a, b), (b, a)] {
+        let id = format!("Auto Attach Primary Server Id: {}", address(other, "l1"));
+        wait_for(&id, PATIENCE, || host.appctl(&["autoattach/status", "br0"]).contains(&id));
+    }
+    // The machine's message was one, was in order, and told of somebody new.
+    let statistics = a.appctl(&["autoattach/statistics", "br0"]);
+    let of_p = statistics.split("Statistics: ").find(|of| of.starts_with("p\n")).expect("statistics of p");
+    for line in ["rx cnt: 1\n", "rx discarded cnt: 0\n", "insert cnt: 1\n"] {
+        assert!(of_p.contains(line), "{line}: {of_p}");
+    }
 }
 
 /// A UDP packet of one of many connections, from host 1 to host 2.

@@ -65,9 +65,11 @@ fn service_headers_are_put_on_told_apart_changed_and_taken_off() {
         output(1)(to);
     });
     put(8, &|_| {});
-    site.miss(VM2, &of(9));
-    let all_come = [FromControl::Resume { id: 5, actions: fetch(2) }];
-    assert_eq!(site.told(), all_come, "the switch cannot tell them apart");
+    for index in [8, 9] {
+        site.miss(VM2, &of(index));
+        let all_come = [FromControl::Resume { id: 5, actions: fetch(2) }];
+        assert_eq!(site.told(), all_come, "the switch cannot tell them apart");
+    }
     site.datapath.frame(&tagged(2, &of(8)));
     // One that ends within its header is dropped, though its index is right.
     site.datapath.frame(&tagged(2, &of(9)[..30]));
