@@ -3,6 +3,7 @@
 
 use crate::ports::{TPID, tag_of};
 use crate::requests::DP_IFINDEX;
+use crate::table::FlowId;
 use crate::unified::Way;
 use crate::walk::front::ETHERNET;
 use crate::walk::{Effect, Rest, Tracking, Walk};
@@ -65,17 +66,25 @@ impl Datapath {
         }
         let tcp_flags = walk.tcp_flags();
         walk.look_up();
-        let (mask, is_simple) = (walk.mask(), walk.is_simple);
-        if is_simple && !walk.awaits_number {
+        let (mask, is_simple, moves) = (walk.mask(), walk.is_simple, walk.moves);
+        if is_simple && !moves && !walk.awaits_number {
             crate::conntrack::carried(tracker, &walk.kept, self.now_ms);
         }
-        let comes_whole = walk.missed || walk.comes_whole || walk.awaits_number || !is_simple;
+        // What the switch meters, or sends with a number, it does for flows.
+        let needs_flow = !walk.exits.is_empty()
+            || !walk.samplers.is_empty()
+            || walk.actions.iter().any(|action| matches!(action, Action::Meter(_)));
+        let comes_whole = walk.missed || walk.comes_whole || walk.awaits_number || !is_simple || moves && needs_flow;
         let (actions, flows, tuples, exits, samplers) =
             (walk.actions, walk.flows, walk.tuples, walk.exits, walk.samplers);
         if comes_whole {
             // Open vSwitch is to see all of it, a tunnel's uplink is to be told where it goes, or the switch cannot do what is to be done. No flow brings such packets
             // here, so each waits in one of its port's places: no port has more of them on their way than that, and others' are not behind them.
             return self.tell_switch(FromControl::Resume { id: upcall.id, actions: self.fetch(no) });
+        }
+        if moves {
+            let actions = self.move_on(upcall, metadata, tunnel.is_some()).unwrap_or_else(|| self.fetch(no));
+            return self.tell_switch(FromControl::Resume { id: upcall.id, actions });
         }
         self.hits += 1;
         for id in &flows {
@@ -98,6 +107,44 @@ impl Datapath {
             // Packets that wait for just this flow go on with it.
             Some(flow) => self.tell_switch(FromControl::PutFlow(flow)),
             None => self.tell_switch(FromControl::Resume { id: upcall.id, actions }),
+        }
+    }
+
+    /// A packet that waits in the switch moves its connection on. What becomes of it there; `None`: that is not what was foreseen, and it has to come whole, as one that is
+    /// sent again.
+    fn move_on(&mut self, upcall: &UpcallPacket, metadata: Key, is_numbered: bool) -> Option<Vec<Action>> {
+        let vports = &self.vports;
+        let port_of = |no| vports.get(&no)?.port;
+        let (tracker, policies) = (self.connections.tracker.as_ref(), &self.policies);
+        let tracking = Tracking { tracker, fragments: None, policies, now_ms: self.now_ms, only_looks: false };
+        let frame = (&upcall.header[..], upcall.frame_len as usize);
+        let mut walk = Walk::new((&self.table, tracking), port_of, &mut self.random, metadata, frame);
+        (walk.tunnels, walk.meters, walk.shaping) = (Some(&self.tunnels), Some(&self.meters), Some(&self.shaping));
+        if is_numbered {
+            walk.take_number_out();
+        }
+        let tcp_flags = walk.tcp_flags();
+        walk.look_up();
+        let is_foreseen = walk.is_simple && !walk.missed && !walk.awaits_number && walk.exits.is_empty();
+        let (actions, flows, changed) = (walk.actions, walk.flows, walk.changed);
+        self.connections_changed(changed);
+        if !is_foreseen {
+            return None;
+        }
+        self.count(&flows, upcall.frame_len.into(), tcp_flags);
+        Some(actions)
+    }
+
+    /// These flows have carried a packet here.
+    fn count(&mut self, flows: &[FlowId], bytes: u64, tcp_flags: u8) {
+        for id in flows {
+            self.hits += 1;
+            if let Some(flow) = self.table.get_mut(*id) {
+                let carried = &mut flow.carried;
+                carried.packets += 1;
+                carried.bytes += bytes;
+                (carried.used_ms, carried.tcp_flags) = (self.now_ms, carried.tcp_flags | tcp_flags);
+            }
         }
     }
 
@@ -174,15 +221,7 @@ impl Datapath {
         let of_use = !walk.missed && !walk.effects.is_empty();
         let (effects, flows, changed) = (walk.effects, walk.flows, walk.changed);
         self.connections_changed(changed);
-        for id in flows {
-            self.hits += 1;
-            if let Some(flow) = self.table.get_mut(id) {
-                let carried = &mut flow.carried;
-                carried.packets += 1;
-                carried.bytes += frame.len() as u64;
-                (carried.used_ms, carried.tcp_flags) = (self.now_ms, carried.tcp_flags | tcp_flags);
-            }
-        }
+        self.count(&flows, frame.len() as u64, tcp_flags);
         for effect in effects {
             self.carry_out(effect);
         }

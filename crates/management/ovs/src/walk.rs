@@ -94,6 +94,8 @@ pub(crate) struct Walk<'a, F> {
     pub missed: bool,
     /// All of it is to come here, and no flow follows: it moves a connection on, or may.
     pub comes_whole: bool,
+    /// It moves a connection on, and its header is enough to do so: it may go on from where it waits, and no flow follows.
+    pub moves: bool,
     /// What tells that a flow of the switch's does not hold any more: the connection with such a tuple changes, begins or ends.
     pub tuples: Vec<Tuple>,
     /// Numbers that it goes out with.
@@ -146,6 +148,7 @@ impl<'a, F: Fn(u32) -> Option<PortId>> Walk<'a, F> {
             is_simple: true,
             missed: false,
             comes_whole: false,
+            moves: false,
             tuples: Vec::new(),
             exits: Vec::new(),
             kept: Vec::new(),

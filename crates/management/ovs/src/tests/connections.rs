@@ -1,9 +1,10 @@
-//! Connection tracking: whole packets move connections on, the switch's flows carry what is between.
+//! Connection tracking: packets that come here, whole or by their headers, move connections on; the switch's flows carry what is between.
 
+use super::whole::fetch;
 use super::*;
 use lasthop_conntrack::testutil::{Ends, seg};
 use lasthop_conntrack::{Commit, Config, Refusal, Tracker, Tuple};
-use lasthop_frame::{Part, Set};
+use lasthop_frame::{Header, Offload, Part, Set};
 use lasthop_ovs_abi::conntrack;
 use lasthop_ovs_abi::timeouts::{self, Timeouts};
 
@@ -80,15 +81,28 @@ impl Site {
         self.put_state(2, 1, REPLY, output(1));
     }
 
-    /// The switch has no flow for it, it comes whole and goes on as this.
-    pub(super) fn whole(&mut self, port: u32, frame: &[u8]) -> Vec<Vec<u8>> {
+    /// The switch has no flow for it: what it goes on as, from where it waits or when it has come whole. Flows that went before are told next.
+    pub(super) fn goes_on(&mut self, port: u32, frame: &[u8]) -> Vec<Vec<u8>> {
         self.told();
         self.miss(PortId(port), frame);
-        let told = self.told();
-        assert!(matches!(&told[..], [FromControl::Resume { actions, .. }] if !actions.is_empty()), "{told:?}");
-        self.datapath.frame(&tagged(port as u16, frame));
-        self.collect();
-        std::mem::take(&mut self.frames)
+        let Some(FromControl::Resume { actions, .. }) = self.to_switch.pop() else { panic!("it waits for ever") };
+        if actions == fetch(port as u16) {
+            assert_eq!(self.told(), []);
+            self.datapath.frame(&tagged(port as u16, frame));
+            self.collect();
+            return std::mem::take(&mut self.frames);
+        }
+        let mut header = Header::default();
+        header.restart(frame.len()).copy_from_slice(frame);
+        let mut sent = Vec::new();
+        for action in actions {
+            match action {
+                Action::Edit(edit) => edit.apply(&mut header, &mut Offload::default(), 0).expect("it can be done"),
+                Action::Output(PortId(to)) => sent.push(tagged(to as u16, header.bytes())),
+                other => panic!("{other:?}"),
+            }
+        }
+        sent
     }
 
     pub(super) fn connections(&mut self) -> Vec<String> {
@@ -139,14 +153,12 @@ fn a_connections_packets_go_by_one_flow_between_its_beginning_and_its_end() {
     assert_eq!(denied.actions, [], "nobody may open from there");
     let (syn, answer) = (ends.tcp(&seg("S", 100, 0, 0)), back.tcp(&seg("SA", 300, 101, 0)));
     site.miss(VM1, &syn);
-    site.told();
-    site.datapath.frame(&tagged(1, &syn));
-    site.collect();
-    assert_eq!(std::mem::take(&mut site.frames), [tagged(2, &syn)]);
-    assert_eq!(site.told(), [FromControl::DelFlow { key: denied.key, mask: denied.mask }], "it might hide answers");
-    assert_eq!(site.whole(2, &answer), [tagged(1, &answer)]);
+    let gone = FromControl::DelFlow { key: denied.key, mask: denied.mask };
+    let goes_on = FromControl::Resume { id: 5, actions: vec![Action::Output(VM2)] };
+    assert_eq!(site.told(), [gone, goes_on], "the flow might hide answers");
+    assert_eq!(site.goes_on(2, &answer), [tagged(1, &answer)]);
     let ack = ends.tcp(&seg("A", 101, 301, 0));
-    assert_eq!(site.whole(1, &ack), [tagged(2, &ack)]);
+    assert_eq!(site.goes_on(1, &ack), [tagged(2, &ack)]);
     assert_eq!(site.connections().len(), 1);
 
     site.miss(VM1, &ends.tcp(&seg("PA", 101, 301, 100)));
@@ -160,13 +172,54 @@ fn a_connections_packets_go_by_one_flow_between_its_beginning_and_its_end() {
 
     // Its end comes here, and takes both flows with it.
     let fin = ends.tcp(&seg("FA", 201, 401, 0));
-    site.miss(VM1, &fin);
+    assert_eq!(site.goes_on(1, &fin), [tagged(2, &fin)]);
+    assert!(matches!(site.told()[..], [FromControl::DelFlow { .. }, FromControl::DelFlow { .. }]));
+}
+
+/// They would be two flows for each connection, each of them to be told and taken back.
+#[test]
+fn what_opens_a_connection_goes_on_from_where_it_waits() {
+    let mut site = Site::new();
+    site.firewall(None);
+    let ends = Ends::v4(1000, 53);
     site.told();
-    site.datapath.frame(&tagged(1, &fin));
+    site.miss(VM1, &ends.udp(20));
+    assert_eq!(site.told(), [FromControl::Resume { id: 5, actions: vec![Action::Output(VM2)] }]);
+    assert_eq!(site.connections().len(), 1);
+    let carried: Vec<_> = site.datapath.table.after(0).map(|(_, flow)| flow.carried).collect();
+    let counted: Vec<_> = carried.iter().map(|of| (of.packets, of.bytes)).collect();
+    let once = (1, ends.udp(20).len() as u64);
+    assert_eq!(counted, [once, (0, 0), once, (0, 0), (0, 0), (0, 0)], "it is counted where it is done");
+    // What is behind the flow that opens it is not known: nothing happens before the packet comes whole.
+    let mut site = Site::new();
+    site.put_state(1, 0, UNTRACKED, |to| {
+        ct(|to| to.attribute(1, &[]))(to);
+        to.number(7, 9);
+    });
+    site.told();
+    site.miss(VM1, &ends.udp(20));
+    assert_eq!(site.told(), [FromControl::Resume { id: 5, actions: fetch(1) }]);
+    assert_eq!(site.connections().len(), 0);
+    site.datapath.frame(&tagged(1, &ends.udp(20)));
     site.collect();
-    assert_eq!(std::mem::take(&mut site.frames), [tagged(2, &fin)]);
-    let told = site.told();
-    assert_eq!(told.iter().filter(|told| matches!(told, FromControl::DelFlow { .. })).count(), 2, "{told:?}");
+    assert_eq!((site.upcalls.len(), site.connections().len()), (1, 1));
+}
+
+/// A new address is one that a look has not chosen, and an echo's and a fragment's connections are not told by ports.
+#[test]
+fn what_a_look_does_not_foresee_comes_whole() {
+    let ends = Ends::v4(1000, 53);
+    let mut fragment = ends.udp(20);
+    fragment[20] = 0x20;
+    let echo = [&udp(60)[..23], &[1], &udp(60)[24..]].concat();
+    for (nat, frame) in [(Some([192, 168, 0, 9]), ends.udp(20)), (None, fragment), (None, echo)] {
+        let mut site = Site::new();
+        site.firewall(nat);
+        site.told();
+        site.miss(VM1, &frame);
+        assert_eq!(site.told(), [FromControl::Resume { id: 5, actions: fetch(1) }]);
+        assert_eq!(site.connections().len(), 0);
+    }
 }
 
 #[test]
@@ -175,11 +228,11 @@ fn a_flush_takes_the_flows_with_it() {
     site.firewall(None);
     let ends = Ends::v4(1000, 53);
     let (asks, answers) = (ends.udp(20), ends.back().udp(20));
-    assert_eq!(site.whole(1, &asks), [tagged(2, &asks)]);
+    assert_eq!(site.goes_on(1, &asks), [tagged(2, &asks)]);
     // One that nobody has answered is carried, too.
     site.miss(VM1, &asks);
     assert_eq!(site.told_flow().actions, [Action::Output(VM2)]);
-    assert_eq!(site.whole(2, &answers), [tagged(1, &answers)]);
+    assert_eq!(site.goes_on(2, &answers), [tagged(1, &answers)]);
     assert!(matches!(site.told()[..], [FromControl::DelFlow { .. }]), "it is answered now");
     site.miss(VM1, &asks);
     assert_eq!(site.told_flow().actions, [Action::Output(VM2)]);
@@ -226,7 +279,7 @@ fn a_flush_of_many_connections_keeps_nobody_waiting() {
     let (mut turns, mut before) = (0, left(&site));
     while site.finished == 0 {
         assert!(site.datapath.is_busy() && site.answers.is_empty(), "in turn {turns}");
-        site.miss(VM1, &Ends::v4(2000 + turns, 53).udp(20));
+        site.miss(VM2, &Ends::v4(2000 + turns, 53).udp(20));
         assert!(!site.told().is_empty(), "a packet is answered in turn {turns}");
         site.datapath.tick();
         site.collect();
@@ -243,7 +296,7 @@ fn addresses_are_translated_both_ways() {
     let mut site = Site::new();
     site.firewall(Some([192, 168, 0, 9]));
     let ends = Ends::v4(1000, 53);
-    let sent = site.whole(1, &ends.udp(20)).remove(0);
+    let sent = site.goes_on(1, &ends.udp(20)).remove(0);
     assert_eq!(sent[4..][26..30], [192, 168, 0, 9]);
     let mut answer = ends.back().udp(20);
     answer[30..34].copy_from_slice(&[192, 168, 0, 9]);
@@ -252,7 +305,7 @@ fn addresses_are_translated_both_ways() {
     let header = sum(&answer);
     answer[24..26].copy_from_slice(&header.to_be_bytes());
     answer[40..42].fill(0);
-    let came = site.whole(2, &answer).remove(0);
+    let came = site.goes_on(2, &answer).remove(0);
     assert_eq!(came[4..][30..34], [10, 0, 0, 1], "{came:?}");
     assert_eq!(sum(&[&came[..12], &came[16..]].concat()), 0xffff);
     site.miss(VM2, &answer);
@@ -268,12 +321,12 @@ fn a_zone_that_is_full_takes_no_more() {
     site.firewall(None);
     let limits = [Limit { zone: Some(5), limit: 1, count: 0 }];
     site.ask(family::CT_LIMIT.id, limit::command::SET, flag::ECHO, |to| Limit::write(&limits, to));
-    assert_eq!(site.whole(1, &Ends::v4(1000, 53).udp(20)).len(), 1);
-    assert_eq!(site.whole(1, &Ends::v4(1001, 53).udp(20)).len(), 0, "the second is one too many");
+    assert_eq!(site.goes_on(1, &Ends::v4(1000, 53).udp(20)).len(), 1);
+    assert_eq!(site.goes_on(1, &Ends::v4(1001, 53).udp(20)).len(), 0, "the second is one too many");
     let told = site.ask(family::CT_LIMIT.id, limit::command::GET, flag::ECHO, |to| Limit::write(&limits, to));
     assert_eq!(Limit::read(body(&only(&told[0]))), Ok(vec![Limit { count: 1, ..limits[0] }]));
     site.ask(family::CT_LIMIT.id, limit::command::DEL, flag::ECHO, |to| Limit::write(&limits, to));
-    assert_eq!(site.whole(1, &Ends::v4(1001, 53).udp(20)).len(), 1);
+    assert_eq!(site.goes_on(1, &Ends::v4(1001, 53).udp(20)).len(), 1);
 }
 
 /// A translation that is asked for once more.
@@ -313,7 +366,7 @@ fn a_packet_that_was_translated_is_still_of_its_connection() {
     });
     site.put_state(1, 2, 0xa1, output(2));
     let ends = Ends::v4(1000, 53);
-    let sent = site.whole(1, &ends.udp(20)).remove(0);
+    let sent = site.goes_on(1, &ends.udp(20)).remove(0);
     assert_eq!(sent[4..][26..34], [10, 0, 0, 1, 10, 0, 0, 9]);
     assert_eq!(site.connections().len(), 1, "one connection with a mark, not two");
     let told = site.connections().remove(0);
@@ -334,7 +387,7 @@ fn a_packet_that_was_translated_is_still_of_its_connection() {
     let sum = lasthop_frame::sum::finish(lasthop_frame::sum::sum(&answer[14..34]));
     answer[24..26].copy_from_slice(&sum.to_be_bytes());
     answer[40..42].fill(0);
-    let came = site.whole(2, &answer).remove(0);
+    let came = site.goes_on(2, &answer).remove(0);
     assert_eq!(came[4..][26..34], [10, 0, 0, 2, 10, 0, 0, 1]);
     let told = site.connections();
     let mark = format!("{:?}", [0u8, 0, 0, 0xbb]);
@@ -348,10 +401,10 @@ fn fragments_are_tracked_as_the_packet_that_they_are() {
     let frame = Ends::v4(1000, 53).udp(3000);
     let cut = crate::fragments::Fragments::default().cut(frame.clone(), 1500);
     assert_eq!(cut.len(), 3);
-    assert_eq!(site.whole(1, &cut[2]).len(), 0);
-    assert_eq!(site.whole(1, &cut[0]).len(), 0, "one is missing");
+    assert_eq!(site.goes_on(1, &cut[2]).len(), 0);
+    assert_eq!(site.goes_on(1, &cut[0]).len(), 0, "one is missing");
     assert_eq!(site.connections().len(), 0);
-    let sent = site.whole(1, &cut[1]);
+    let sent = site.goes_on(1, &cut[1]);
     assert_eq!(site.connections().len(), 1);
     let sent: Vec<_> = sent.iter().map(|frame| [&frame[..12], &frame[16..]].concat()).collect();
     assert_eq!(sent, cut, "they go on as they came");
@@ -366,7 +419,7 @@ fn a_packet_of_fragments_goes_to_open_vswitch_whole_and_comes_back_so() {
     });
     let frame = Ends::v4(1000, 53).udp(2000);
     let cut = crate::fragments::Fragments::default().cut(frame.clone(), 1500);
-    cut.iter().for_each(|fragment| assert_eq!(site.whole(1, fragment).len(), 0));
+    cut.iter().for_each(|fragment| assert_eq!(site.goes_on(1, fragment).len(), 0));
     let upcall = site.upcalls.remove(0);
     let message = only(&upcall);
     let found = table::<{ packet::COUNT }>(body(&message)).unwrap();
@@ -390,7 +443,7 @@ fn later_fragments_of_ipv6_are_told_as_such() {
     let frame = Ends::v6(1000, 53).udp(3000);
     let cut = crate::fragments::Fragments::default().cut(frame, 1500);
     for (fragment, proto) in cut.iter().zip([17, 44, 44]) {
-        site.whole(1, fragment);
+        site.goes_on(1, fragment);
         let upcall = site.upcalls.remove(0);
         let message = only(&upcall);
         let found = table::<{ packet::COUNT }>(body(&message)).unwrap();
@@ -470,8 +523,8 @@ fn a_connection_has_the_time_that_its_policy_says() {
             to.number(1, 3 - in_port);
         });
     }
-    site.whole(1, &Ends::v4(1000, 53).udp(20));
-    site.whole(2, &Ends::v4(2000, 53).udp(20));
+    site.goes_on(1, &Ends::v4(1000, 53).udp(20));
+    site.goes_on(2, &Ends::v4(2000, 53).udp(20));
     site.datapath.set_now(1000 + 8000);
     site.datapath.tick();
     site.collect();
@@ -485,7 +538,7 @@ fn fragments_do_not_outlive_their_datapath() {
     let mut site = Site::new();
     site.firewall(None);
     let cut = crate::fragments::Fragments::default().cut(Ends::v4(1000, 53).udp(2000), 1500);
-    assert_eq!(site.whole(1, &cut[0]).len(), 0);
+    assert_eq!(site.goes_on(1, &cut[0]).len(), 0);
     site.ask(family::DATAPATH.id, command::DEL, flag::ACK, |to| to.text(datapath::NAME, "ovs-system"));
     assert_eq!(site.datapath.fragments.take().add((1, 5), &cut[1], 1000), None);
 }

@@ -156,3 +156,22 @@ fn zones_have_limits_of_their_own_or_that_of_all() {
     site.limits(limit::command::DEL, &[limit(Some(3), 0)]);
     assert_eq!(site.limits(limit::command::GET, &asked)[1], limit(Some(3), 10));
 }
+
+/// A packet that goes on from where it waits would be metered by both.
+#[test]
+fn what_opens_a_connection_behind_a_meter_is_metered_once() {
+    let mut site = Site::new();
+    site.set_meter(7, &packets(10, 1));
+    site.put_flow(1, 0, |to| {
+        to.number(METER_ACTION, 7);
+        connections::commit_to(2, None)(to);
+    });
+    let frame = lasthop_conntrack::testutil::Ends::v4(1000, 53).udp(20);
+    site.told();
+    site.miss(VM1, &frame);
+    assert_eq!(site.told(), [FromControl::Resume { id: 5, actions: whole::fetch(1) }]);
+    assert_eq!(site.connections().len(), 0);
+    site.datapath.frame(&tagged(1, &frame));
+    site.collect();
+    assert_eq!((site.frames.len(), site.connections().len()), (1, 1));
+}

@@ -104,17 +104,17 @@ fn another_process_knows_connections_that_both_sides_have_spoken_on() {
             (2, answers.tcp(&seg("SA", 300, 101, 0))),
             (1, ends.tcp(&seg("A", 101, 301, 0))),
         ] {
-            assert_eq!(site.whole(port, &frame).len(), 1);
+            assert_eq!(site.goes_on(port, &frame).len(), 1);
         }
         // One that has ended, and one that nobody has answered.
         let (short, alone) = (Ends::v4(1001, 80), Ends::v4(1002, 80));
         let to_short = Ends { hosts: answers.back().hosts, ..short }.back();
-        site.whole(1, &short.tcp(&seg("S", 100, 0, 0)));
-        site.whole(2, &to_short.tcp(&seg("SA", 300, 101, 0)));
-        site.whole(1, &short.tcp(&seg("A", 101, 301, 0)));
-        site.whole(1, &short.tcp(&seg("FA", 101, 301, 0)));
+        site.goes_on(1, &short.tcp(&seg("S", 100, 0, 0)));
+        site.goes_on(2, &to_short.tcp(&seg("SA", 300, 101, 0)));
+        site.goes_on(1, &short.tcp(&seg("A", 101, 301, 0)));
+        site.goes_on(1, &short.tcp(&seg("FA", 101, 301, 0)));
         let noted = site.notes.len();
-        site.whole(1, &alone.tcp(&seg("S", 100, 0, 0)));
+        site.goes_on(1, &alone.tcp(&seg("S", 100, 0, 0)));
         assert_eq!(site.notes.len(), noted, "whoever opens many writes nothing");
 
         for _ in 0..2 {
@@ -130,7 +130,7 @@ fn another_process_knows_connections_that_both_sides_have_spoken_on() {
             assert_eq!(there.len() > 1, nat.is_some(), "{there:?}");
         }
         // It ends, and the next knows that.
-        site.whole(1, &ends.tcp(&seg("R", 201, 0, 0)));
+        site.goes_on(1, &ends.tcp(&seg("R", 201, 0, 0)));
         site.die();
         assert_eq!(site.connections().len(), 0);
     }
@@ -190,13 +190,13 @@ impl Site {
             }
             6 => {
                 let ends = Ends::v4(1000 + u16::from(which), 80);
-                self.whole(1, &ends.tcp(&seg("R", 101, 0, 0)));
+                self.goes_on(1, &ends.tcp(&seg("R", 101, 0, 0)));
             }
             _ => {
                 let ends = Ends::v4(1000 + u16::from(which), 80);
-                self.whole(1, &ends.tcp(&seg("S", 100, 0, 0)));
-                self.whole(2, &ends.back().tcp(&seg("SA", 300, 101, 0)));
-                self.whole(1, &ends.tcp(&seg("A", 101, 301, 0)));
+                self.goes_on(1, &ends.tcp(&seg("S", 100, 0, 0)));
+                self.goes_on(2, &ends.back().tcp(&seg("SA", 300, 101, 0)));
+                self.goes_on(1, &ends.tcp(&seg("A", 101, 301, 0)));
             }
         }
     }

@@ -163,7 +163,7 @@ fn what_a_class_drops_goes_elsewhere_all_the_same() {
         output(2)(to);
         output(1)(to);
     });
-    site.whole(1, &udp(60));
+    site.goes_on(1, &udp(60));
     let (mut there, mut back) = (0, 0);
     for _ in 0..2000 {
         site.datapath.frame(&tagged(1, &udp(60)));

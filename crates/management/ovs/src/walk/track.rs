@@ -1,7 +1,8 @@
 //! A packet's connection.
 //!
 //! A packet of which the switch shows the beginning is only looked at: it may follow one flow of the switch's if it moves its connection no further, and so may
-//! all behind it that look the same. All others come whole, and move it on. So opening and closing, fragments, errors and echoes come here, and what is between not.
+//! all behind it that look the same. Others move it on: by their header, if a look has foreseen what becomes of them, or else they come whole. So opening and closing,
+//! fragments, errors and echoes come here, and what is between not.
 
 use super::Walk;
 use crate::fragments::Fragments;
@@ -50,6 +51,14 @@ fn may_be_carried(connection: &Connection) -> bool {
         ProtoState::Sctp(_) => false,
         ProtoState::Stateless => true,
     }
+}
+
+/// What a look says of a packet that moves its connection on is what it will be: its header tells all, and it is neither given an address nor does it replace
+/// a connection.
+fn is_foreseen(ct: &Ct, key: &FlowKey, before: Option<&Connection>, verdict: &Verdict) -> bool {
+    let is_given_address = before.is_none() && ct.nat.as_ref().is_some_and(|nat| nat.side.is_some());
+    let has_plain_header = key.ip_frag == 0 && matches!(key.ip_proto, proto::TCP | proto::UDP);
+    has_plain_header && verdict.refused.is_none() && !ct.force && !is_given_address
 }
 
 fn nat(of: Option<&Translation>) -> Nat {
@@ -102,8 +111,11 @@ impl<F: Fn(u32) -> Option<PortId>> Walk<'_, F> {
         let verdict = if only_looks {
             let verdict = tracker.peek(&view, ct.zone, now_ms);
             if !self.follows(ct, &key, &own, before.as_ref(), &verdict) {
-                (self.is_simple, self.comes_whole) = (false, true);
-                return false;
+                if !is_foreseen(ct, &key, before.as_ref(), &verdict) {
+                    (self.is_simple, self.comes_whole) = (false, true);
+                    return false;
+                }
+                self.moves = true;
             }
             verdict
         } else {
