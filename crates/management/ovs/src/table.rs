@@ -1,9 +1,10 @@
-//! The flows that Open vSwitch has installed, as it has: a hash table for each mask.
+//! The flows that Open vSwitch has installed, as it has: a hash table for each mask, by the words of a key that the mask has bits of.
 
 use lasthop_ovs_abi::netlink::Writer;
 use lasthop_ovs_abi::{Act, Key, Refused, family::flow};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
+use zerocopy::transmute;
 
 /// Most flows: what Open vSwitch limits itself to (`other_config:flow-limit`).
 pub(crate) const MAX_FLOWS: usize = 200_000;
@@ -11,6 +12,10 @@ pub(crate) const MAX_FLOWS: usize = 200_000;
 const MAX_MASKS: usize = 4096;
 /// Most bytes of a flow's attributes.
 const MAX_ATTRIBUTES: usize = 16 * 1024;
+
+/// A key in words, and how many they are.
+const WORDS: usize = size_of::<Key>() / size_of::<u32>();
+type Words = [u32; WORDS];
 
 /// Names a flow. Never used twice, and counts up.
 pub(crate) type FlowId = u64;
@@ -84,11 +89,40 @@ impl Flow {
     }
 }
 
+/// Flows of one mask. Most masks have bits of a few words, and a packet is hashed for each of them: all of its key would be ten times as much.
+#[derive(Debug)]
+struct Masked {
+    mask: Key,
+    /// Where the mask has words that are not 0, and what they are.
+    words: Vec<(usize, u32)>,
+    /// By these words of their keys.
+    flows: HashMap<Box<[u32]>, FlowId>,
+}
+
+impl Masked {
+    fn new(mask: Key) -> Self {
+        let all: Words = transmute!(mask);
+        let words = all.into_iter().enumerate().filter(|(_, word)| *word != 0).collect();
+        Self { mask, words, flows: HashMap::new() }
+    }
+
+    /// What of a key the flows are found by, in a place for it.
+    fn of<'a>(&self, key: &Words, place: &'a mut Words) -> &'a [u32] {
+        let words = self.words.iter().map(|(at, mask)| key.get(*at).copied().unwrap_or(0) & mask);
+        place.iter_mut().zip(words).for_each(|(place, word)| *place = word);
+        place.get(..self.words.len()).unwrap_or_default()
+    }
+
+    fn get(&self, key: &Words, place: &mut Words) -> Option<FlowId> {
+        self.flows.get(self.of(key, place)).copied()
+    }
+}
+
 /// All flows.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
     flows: BTreeMap<FlowId, Flow>,
-    masks: Vec<(Key, HashMap<Key, FlowId>)>,
+    masks: Vec<Masked>,
     by_ufid: HashMap<[u8; 16], FlowId>,
     last: FlowId,
 }
@@ -96,7 +130,8 @@ pub(crate) struct Table {
 impl Table {
     /// The flow that a packet with this key meets.
     pub fn lookup(&self, key: &Key) -> Option<FlowId> {
-        self.masks.iter().find_map(|(mask, flows)| flows.get(&key.masked(mask)).copied())
+        let (key, mut place): (Words, _) = (transmute!(*key), [0; WORDS]);
+        self.masks.iter().find_map(|masked| masked.get(&key, &mut place))
     }
 
     /// The flow with exactly this key and mask, or this identifier if it is given one.
@@ -105,8 +140,7 @@ impl Table {
             return self.by_ufid.get(ufid).copied();
         }
         let (key, mask) = key?;
-        let (_, flows) = self.masks.iter().find(|(m, _)| m == mask)?;
-        flows.get(key).copied()
+        self.masks.iter().find(|masked| masked.mask == *mask)?.get(&transmute!(*key), &mut [0; WORDS])
     }
 
     pub fn get(&self, id: FlowId) -> Option<&Flow> {
@@ -137,7 +171,7 @@ impl Table {
 
     /// Installs a flow that none of those there are overlaps.
     pub fn insert(&mut self, flow: Flow) -> Result<FlowId, Refused> {
-        let known = self.masks.iter().position(|(mask, _)| *mask == flow.mask);
+        let known = self.masks.iter().position(|masked| masked.mask == flow.mask);
         if self.flows.len() >= MAX_FLOWS || known.is_none() && self.masks.len() >= MAX_MASKS {
             return Err(Refused::FULL);
         }
@@ -147,10 +181,11 @@ impl Table {
         self.last += 1;
         let at = known.unwrap_or(self.masks.len());
         if known.is_none() {
-            self.masks.push((flow.mask, HashMap::new()));
+            self.masks.push(Masked::new(flow.mask));
         }
-        if let Some((_, flows)) = self.masks.get_mut(at) {
-            flows.insert(flow.key, self.last);
+        if let Some(masked) = self.masks.get_mut(at) {
+            let words = masked.of(&transmute!(flow.key), &mut [0; WORDS]).into();
+            masked.flows.insert(words, self.last);
         }
         if let Some(ufid) = flow.ufid {
             self.by_ufid.insert(ufid, self.last);
@@ -162,11 +197,13 @@ impl Table {
     /// Takes one out.
     pub fn remove(&mut self, id: FlowId) -> Option<Flow> {
         let flow = self.flows.remove(&id)?;
-        if let Some(at) = self.masks.iter().position(|(mask, _)| *mask == flow.mask)
-            && let Some((_, flows)) = self.masks.get_mut(at)
+        if let Some(at) = self.masks.iter().position(|masked| masked.mask == flow.mask)
+            && let Some(masked) = self.masks.get_mut(at)
         {
-            flows.remove(&flow.key);
-            if flows.is_empty() {
+            let mut place = [0; WORDS];
+            let words = masked.of(&transmute!(flow.key), &mut place);
+            masked.flows.remove(words);
+            if masked.flows.is_empty() {
                 self.masks.swap_remove(at);
             }
         }
