@@ -92,6 +92,11 @@ impl Datapath {
                 flow.carried.tcp_flags |= tcp_flags;
             }
         }
+        self.install(upcall, mask, Way { actions, flows, tuples, exits, samplers });
+    }
+
+    /// The packet, and all that look like it, go this way from now on.
+    fn install(&mut self, upcall: &UpcallPacket, mask: FlowMask, way: Way) {
         if self.registry.is_full() {
             if !std::mem::replace(&mut self.was_full, true) {
                 tracing::warn!(
@@ -102,7 +107,7 @@ impl Datapath {
                 self.tell_switch(FromControl::DelFlow { key: gone.key, mask: gone.mask });
             }
         }
-        let way = Way { actions: actions.clone(), flows, tuples, exits, samplers };
+        let actions = way.actions.clone();
         match self.registry.put(&upcall.key, mask, way, &mut self.table) {
             // Packets that wait for just this flow go on with it.
             Some(flow) => self.tell_switch(FromControl::PutFlow(flow)),
