@@ -218,3 +218,52 @@ impl Table {
         (self.flows, self.masks, self.by_ufid) = Default::default();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// A key or mask with these bits in a few of its words, the first and the last among them.
+    fn sparse(words: [u32; 4]) -> Key {
+        let mut all: Words = [0; WORDS];
+        [0, 7, WORDS / 2, WORDS - 1].into_iter().zip(words).for_each(|(at, word)| all[at] = word);
+        transmute!(all)
+    }
+
+    proptest! {
+        /// A packet meets the flow whose key it has in the mask's bits, and no other.
+        #[test]
+        fn flows_are_found_by_the_bits_of_their_masks(
+            flows in prop::collection::vec((any::<[bool; 4]>(), prop::array::uniform4(0u32..2)), 1..12),
+            packets in prop::collection::vec(prop::array::uniform4(0u32..2), 1..12),
+            gone in 0usize..12,
+        ) {
+            let (mut table, mut known) = (Table::default(), Vec::new());
+            for (mask, key) in flows {
+                let mask = sparse(mask.map(|matters| if matters { u32::MAX } else { 0 }));
+                let key = sparse(key).masked(&mask);
+                let mut flow = Flow::read(&[], None, &[], None).unwrap();
+                (flow.key, flow.mask) = (key, mask);
+                let overlapped = known.iter().any(|(_, of, mask)| key.masked(mask) == *of);
+                match table.insert(flow) {
+                    Ok(id) => {
+                        prop_assert!(!overlapped);
+                        prop_assert_eq!(table.find(Some(&(key, mask)), None), Some(id));
+                        known.push((id, key, mask));
+                    }
+                    Err(error) => prop_assert_eq!((overlapped, error), (true, Refused::EXISTS)),
+                }
+            }
+            if gone < known.len() {
+                prop_assert!(table.remove(known.remove(gone).0).is_some());
+            }
+            for packet in packets.into_iter().map(sparse) {
+                let met: Vec<_> = known.iter().filter(|(_, of, mask)| packet.masked(mask) == *of).map(|of| of.0).collect();
+                // A flow of few bits that came after others may be met beside one of them.
+                let found = table.lookup(&packet);
+                prop_assert!(found.map_or(met.is_empty(), |found| met.contains(&found)), "{found:?} of {met:?}");
+            }
+        }
+    }
+}
