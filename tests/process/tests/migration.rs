@@ -103,6 +103,11 @@ fn check_moves(change: impl FnOnce(&mut lasthop_virtqueue::driver::NetConfig)) {
         let (_, received) = guest.recv("what came before", |_, frame| number_of(frame).is_some());
         assert_eq!(number_of(&received), Some(100 + n), "once, and in order");
     }
+    // It has said nothing yet, and its address lives at the port that it has left.
+    wait_for("a frame to find it", PATIENCE, || {
+        peer.send(&frame(2000));
+        guest.drain().iter().any(|frame| number_of(frame) == Some(2000))
+    });
     let mut address = [0; 8];
     address[..6].copy_from_slice(&mac(1).0);
     guest.front.set_u64(Request::SendRarp, u64::from_ne_bytes(address)).unwrap();

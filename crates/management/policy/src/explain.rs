@@ -309,7 +309,11 @@ impl Learning {
                 format!("{destination} lives at {here} itself: dropped, it needs no switch to get there")
             }
             Verdict::Flood => {
-                let kind = if pair.dst.is_multicast() { "a group address" } else { "unknown" };
+                let is = match self.left(pair) {
+                    Some(port) => format!("lives at {}, which is not up", name(port)),
+                    None if pair.dst.is_multicast() => "is a group address".to_owned(),
+                    None => "is unknown".to_owned(),
+                };
                 let left_out = self.flood_leaves_out(vlan, key, &name).join(", ");
                 let to = match (outputs, left_out.is_empty()) {
                     (0, true) => "no other port is up: dropped".to_owned(),
@@ -319,7 +323,7 @@ impl Learning {
                     (n, true) => format!("flooded to the {n} other ports that are up"),
                     (n, false) => format!("flooded to {n} other ports that are up; {left_out}"),
                 };
-                format!("{destination} is {kind}: {to}")
+                format!("{destination} {is}: {to}")
             }
         }
     }

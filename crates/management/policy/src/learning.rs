@@ -2,7 +2,7 @@
 
 use crate::acl::{List, Scope};
 use crate::flows::{Cause, FlowIndex, Id, Installed, InstalledRefusal, Pair, Refusal, Verdict};
-use crate::mactable::{Learned, MacTable, MacView};
+use crate::mactable::{Entry, Learned, MacTable, MacView};
 use crate::membership::{Membership, Tag};
 use crate::snooping::Groups;
 use crate::{PortSettings, Vlans};
@@ -58,8 +58,8 @@ pub(crate) use tracking::{Kind, Probe, Track};
 
 /// A flow that is missed again this soon after it was sent is not sent once more: it is on its way. In ms.
 const RESEND_MS: u64 = 50;
-/// A port that goes up and down more often than this within [`FLAP_WINDOW_MS`] stays in floods while it is down, until it has
-/// been quiet for that long: what is sent to it then is dropped as `port_down`. Otherwise every flood flow of all ports would
+/// A port that goes up and down more often than this within [`FLAP_WINDOW_MS`] is taken for up while it is down, until it has
+/// been quiet for that long: what is sent to it then is dropped as `port_down`. Otherwise every flood flow of all ports, and every flow to its stations, would
 /// have to be put again each time. A VM's start takes four to six changes.
 pub const MAX_FLAPS: u32 = 8;
 /// How often whoever feeds it should ask the switch which flows are in use while it has any, in ms: a third of the shortest time-out that matters, of datagrams that nobody has answered. The same
@@ -77,7 +77,7 @@ struct Port {
     up: bool,
     /// It has been, since it is there.
     was_up: bool,
-    /// Floods reach it: it is up, or goes up and down too often to be left out each time.
+    /// Floods reach it, and what is for stations that live there: it is up, or goes up and down too often to be left out each time.
     floods: bool,
     /// How often it went up or down since this moment.
     flaps: u32,
@@ -226,6 +226,7 @@ impl Learning {
         let floods = up || port.floods && port.flaps > MAX_FLAPS;
         if std::mem::replace(&mut port.floods, floods) != floods {
             self.refresh_floods(now_ms, out);
+            self.look_for_stations_of(id, now_ms, out);
         }
     }
 
@@ -417,9 +418,21 @@ impl Learning {
     pub(crate) fn verdict(&self, pair: &Pair) -> Verdict {
         match self.macs.get(pair.vlan, pair.dst) {
             Some(e) if e.port == pair.port => Verdict::Hairpin,
-            Some(e) => Verdict::To(e.port),
-            None => Verdict::Flood,
+            Some(e) if !self.has_left(e) => Verdict::To(e.port),
+            _ => Verdict::Flood,
         }
+    }
+
+    /// Where the destination lives, if it is looked for everywhere all the same.
+    pub(crate) fn left(&self, pair: &Pair) -> Option<PortId> {
+        self.macs.get(pair.vlan, pair.dst).filter(|e| self.has_left(e)).map(|e| e.port)
+    }
+
+    /// The station may be elsewhere and not have spoken there yet: its port, which is a guest's, is not up. A VM that moves is up at its new port before
+    /// it says anything. The address is not forgotten: a front-end that connects again takes up where it was.
+    fn has_left(&self, of: &Entry) -> bool {
+        let is_down = || self.ports.get(&of.port).is_some_and(|port| !port.floods);
+        !of.is_static && !self.uplinks.contains_key(&of.port) && is_down()
     }
 
     /// Where learning would send it, which belongs to this VLAN, and with what tag. Adds to `mask` what the ports there looked at.

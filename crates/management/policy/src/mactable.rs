@@ -210,6 +210,12 @@ impl MacTable {
         self.entries.iter().filter(|(_, e)| e.is_static && e.port == port).map(|(s, _)| (s.vlan(), s.mac())).collect()
     }
 
+    /// Addresses that have been learned at a port.
+    pub fn learned_at(&self, port: PortId) -> impl Iterator<Item = (u16, MacAddr)> + '_ {
+        let learned = self.entries.iter().filter(move |(_, e)| !e.is_static && e.port == port);
+        learned.map(|(of, _)| (of.vlan(), of.mac()))
+    }
+
     /// How many have been learned: static ones do not count.
     pub fn learned(&self) -> usize {
         self.guests.held + self.uplinks.held

@@ -358,10 +358,12 @@ impl Bench {
             return nowhere();
         }
         let Some(vlan) = self.vlan_in(from, key) else { return nowhere() };
+        // Which ports flap, and are taken for up, is the policy's to say.
+        let up = |port: &PortId| self.uplinks.contains_key(port) || self.policy.flooded().any(|id| id == *port);
         let outputs: Vec<_> = match self.home(vlan, MacAddr(key.eth_dst)) {
             Some(port) if port == from => return [(from, tags(key))].into(),
-            Some(port) => vec![port],
-            None => self.up.iter().filter(|(id, up)| **up && **id != from).map(|(id, _)| *id).collect(),
+            Some(port) if up(&port) => vec![port],
+            _ => self.up.iter().filter(|(id, up)| **up && **id != from).map(|(id, _)| *id).collect(),
         };
         let isolated = |id: &PortId| self.settings_of(*id).isolated;
         let apart = |id: &PortId| match [self.uplinks.contains_key(id), self.uplinks.contains_key(&from)] {

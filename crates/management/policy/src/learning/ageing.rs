@@ -21,6 +21,8 @@ const PLACES: usize = 4096;
 pub(super) enum NewPlace {
     /// This station lives no more at this port.
     Left(u16, MacAddr, PortId),
+    /// This station's port is up, or is not any more.
+    Elsewhere(u16, MacAddr),
     /// This group goes to other ports now.
     Group(u16, MacAddr),
 }
@@ -62,12 +64,22 @@ impl Learning {
             }
         }
         let calm = |port: &Port| now_ms.saturating_sub(port.flaps_since_ms) >= FLAP_WINDOW_MS;
-        let mut left = false;
-        for port in self.ports.values_mut().filter(|port| port.floods && !port.up && calm(port)) {
-            (port.floods, left) = (false, true);
+        let mut left = Vec::new();
+        for (id, port) in self.ports.iter_mut().filter(|(_, port)| port.floods && !port.up && calm(port)) {
+            port.floods = false;
+            left.push(*id);
         }
-        if left {
+        if !left.is_empty() {
             self.refresh_floods(now_ms, out);
+        }
+        left.into_iter().for_each(|id| self.look_for_stations_of(id, now_ms, out));
+    }
+
+    /// A port is up, or is not any more: its stations are looked for there, or everywhere.
+    pub(super) fn look_for_stations_of(&mut self, id: PortId, now_ms: u64, out: &mut Effects) {
+        if !self.uplinks.contains_key(&id) && self.macs.count(id) > 0 {
+            let learned = self.macs.learned_at(id).map(|(vlan, mac)| NewPlace::Elsewhere(vlan, mac));
+            self.follow(learned.collect(), now_ms, out);
         }
     }
 
@@ -120,6 +132,7 @@ impl Learning {
                     self.forget_source(vlan, mac, port, now_ms, out);
                     self.refresh_destination(vlan, mac, now_ms, out);
                 }
+                Some(NewPlace::Elsewhere(vlan, mac)) => self.refresh_destination(vlan, mac, now_ms, out),
                 Some(NewPlace::Group(vlan, group)) => self.redo_all(Cause::Group(vlan, group), now_ms, out),
             }
         }
