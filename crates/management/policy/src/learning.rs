@@ -77,6 +77,8 @@ struct Port {
     up: bool,
     /// It has been, since it is there.
     was_up: bool,
+    /// It has gone down since the switch was attached.
+    went_down: bool,
     /// Floods reach it, and what is for stations that live there: it is up, or goes up and down too often to be left out each time.
     floods: bool,
     /// How often it went up or down since this moment.
@@ -207,7 +209,7 @@ impl Learning {
         self.denials.forget_all();
         (self.reconcile, self.reconciled) = (None, None);
         for port in self.ports.values_mut() {
-            (port.up, port.floods, port.flaps) = (false, false, 0);
+            (port.up, port.went_down, port.floods, port.flaps) = (false, false, false, 0);
         }
     }
 
@@ -219,6 +221,7 @@ impl Learning {
         if std::mem::replace(&mut port.up, up) == up {
             return;
         }
+        port.went_down = !up;
         if now_ms.saturating_sub(port.flaps_since_ms) >= FLAP_WINDOW_MS {
             (port.flaps, port.flaps_since_ms) = (0, now_ms);
         }
@@ -428,10 +431,11 @@ impl Learning {
         self.macs.get(pair.vlan, pair.dst).filter(|e| self.has_left(e)).map(|e| e.port)
     }
 
-    /// The station may be elsewhere and not have spoken there yet: its port, which is a guest's, is not up. A VM that moves is up at its new port before
-    /// it says anything. The address is not forgotten: a front-end that connects again takes up where it was.
+    /// The station may be elsewhere and not have spoken there yet: its port, which is a guest's, has gone down. A VM that moves is up at its new port before
+    /// it says anything. The address is not forgotten: a front-end that connects again takes up where it was. Nor has anybody left whose port is not up
+    /// yet because the switch is new: its packets would have to wait for us once more when it is.
     fn has_left(&self, of: &Entry) -> bool {
-        let is_down = || self.ports.get(&of.port).is_some_and(|port| !port.floods);
+        let is_down = || self.ports.get(&of.port).is_some_and(|port| port.went_down && !port.floods);
         !of.is_static && !self.uplinks.contains_key(&of.port) && is_down()
     }
 

@@ -94,6 +94,17 @@ fn a_station_behind_an_uplink_and_one_that_is_static_are_not_looked_for() {
     }
 }
 
+/// A front-end connects to a new switch a moment after the others: what is sent to it passes as soon as it is there.
+#[test]
+fn whose_port_is_not_up_yet_behind_a_new_switch_has_not_left() {
+    let mut b = Bench::new(Limits::default(), 3);
+    b.packet(&key(2, mac(2), mac(1)));
+    b.table.clear();
+    b.policy.attached();
+    [1, 3].iter().for_each(|port| b.port(*port, true));
+    assert_eq!(b.packet(&key(1, mac(1), mac(2))), outputs(&[2]));
+}
+
 /// Else a guest could have the flows of all who send to it put again as often as it likes.
 #[test]
 fn what_goes_to_a_station_whose_port_flaps_is_left_alone() {

@@ -38,6 +38,8 @@ pub(crate) struct Bench {
     pub(crate) now_ms: u64,
     pub(crate) next_id: u64,
     pub(crate) up: BTreeMap<PortId, bool>,
+    /// Ports that have gone down since the switch was attached.
+    pub(crate) went_down: BTreeSet<PortId>,
     pub(crate) lists: BTreeMap<PortId, PortLists>,
     /// Sets of addresses, and no lists.
     pub(crate) sets: Book,
@@ -65,6 +67,7 @@ impl Bench {
             now_ms: 1_000_000,
             next_id: 0,
             up: BTreeMap::new(),
+            went_down: BTreeSet::new(),
             lists: BTreeMap::new(),
             sets: Book::default(),
             uplinks: Uplinks::new(),
@@ -117,7 +120,13 @@ impl Bench {
     pub(crate) fn port(&mut self, id: u32, up: bool) {
         let mut out = Effects::default();
         self.policy.set_lists(PortId(id), self.lists.get(&PortId(id)).cloned().unwrap_or_default());
-        if self.up.insert(PortId(id), up).is_none() {
+        let before = self.up.insert(PortId(id), up);
+        match (before, up) {
+            (Some(true), false) => drop(self.went_down.insert(PortId(id))),
+            (_, true) => drop(self.went_down.remove(&PortId(id))),
+            _ => {}
+        }
+        if before.is_none() {
             self.tell_mirrors(&mut out);
         }
         self.policy.port(PortId(id), up, self.now_ms, &mut out);
@@ -127,6 +136,7 @@ impl Bench {
     pub(crate) fn port_gone(&mut self, id: u32) {
         let (id, mut out) = (PortId(id), Effects::default());
         self.up.remove(&id);
+        self.went_down.remove(&id);
         self.settings.remove(&id);
         self.table.retain(|(f, _)| f.key.port() != id && !names(&f.actions, id));
         self.tell_mirrors(&mut out);
@@ -331,6 +341,7 @@ impl Bench {
 
     pub(crate) fn attach(&mut self) {
         self.policy.attached();
+        self.went_down.clear();
         for (id, up) in self.up.clone() {
             self.port(id.0, up);
         }
@@ -359,7 +370,8 @@ impl Bench {
         }
         let Some(vlan) = self.vlan_in(from, key) else { return nowhere() };
         // Which ports flap, and are taken for up, is the policy's to say.
-        let up = |port: &PortId| self.uplinks.contains_key(port) || self.policy.flooded().any(|id| id == *port);
+        let flaps = |port: &PortId| self.policy.flooded().any(|id| id == *port);
+        let up = |port: &PortId| self.uplinks.contains_key(port) || !self.went_down.contains(port) || flaps(port);
         let outputs: Vec<_> = match self.home(vlan, MacAddr(key.eth_dst)) {
             Some(port) if port == from => return [(from, tags(key))].into(),
             Some(port) if up(&port) => vec![port],
