@@ -1,8 +1,8 @@
 //! What a guest's own IOMMU says of its I/O addresses (specification, "IOMMU support"), and the table of it that the switch reads.
 //!
 //! Two stores, both bounded. [`Ranges`](Iotlb::ranges) are what the front-end has said: the oldest that nobody asked for lately goes first
-//! when there are too many, and is asked for again. The table holds single pages, those that the switch has asked for: when its set is full
-//! they take turns. Neither is ever more than a cache of what the front-end knows, so that to forget too much is always right.
+//! when there are too many, and is asked for again. The table holds single pages: those that the switch has asked for, those of rings, and those of short ranges
+//! as soon as they are told, where there is room. When a set is full its pages take turns. Neither is ever more than a cache of what the front-end knows, so that to forget too much is always right.
 
 use lasthop_guestmem::translations::{PAGE, PAGES, QUESTIONS, SETS, TABLE_BYTES, WAYS, set_of};
 use lasthop_guestmem::{GuestMemory, PinnedSlice, RegionSpec};
@@ -30,8 +30,6 @@ const LOOKS: u32 = 200;
 /// Permissions: to read, to write (`VHOST_ACCESS_RO`, `VHOST_ACCESS_WO`).
 pub(crate) const READ: u64 = 1;
 pub(crate) const WRITE: u64 = 2;
-/// The guest physical page of an entry that the front-end has refused.
-const REFUSED: u64 = PAGES - 1;
 
 /// Pages side by side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -221,10 +219,19 @@ impl Iotlb {
         true
     }
 
-    /// The front-end has said that there is no such page: whoever asks for it learns that.
-    pub(crate) fn refuse(&mut self, page: u64) {
+    /// The front-end has said that there is no such page for that use: whoever asks for it learns that. What it may be used for otherwise stays.
+    pub(crate) fn refuse(&mut self, page: u64, wanted: u64) {
         self.counts.refused += 1;
-        self.put(page, REFUSED, 0);
+        let known = self.find(page).map_or(0, |(range, _)| range.permissions);
+        if page < PAGES {
+            let (set, tag) = (index(page), set_of(page).1);
+            for one in [READ, WRITE].into_iter().filter(|one| wanted & !known & one != 0) {
+                let refusal = entry(tag, PAGES - one, 0);
+                let way = (0..WAYS).find(|way| self.words.load_u64(word(set, *way)) == refusal);
+                let way = way.unwrap_or_else(|| self.free_way(set));
+                self.words.store_u64_release(word(set, way), refusal);
+            }
+        }
         self.write_counts();
     }
 
@@ -241,16 +248,30 @@ impl Iotlb {
             return;
         }
         let (set, tag) = (index(page), set_of(page).1);
-        let entry_of = |way: u64| self.words.load_u64(word(set, way));
-        let here = (0..WAYS).find(|way| entry_of(*way) != 0 && entry_of(*way) >> 38 == tag);
-        let way = here.or_else(|| (0..WAYS).find(|way| entry_of(*way) == 0)).unwrap_or_else(|| {
-            self.removed = true;
-            self.turns.get_mut(set as usize).map_or(0, |turn| {
-                *turn = turn.wrapping_add(1);
-                u64::from(*turn) % WAYS
-            })
+        let here = (0..WAYS).find(|way| {
+            let known = self.words.load_u64(word(set, *way));
+            known >> 38 == tag && known & (READ | WRITE) != 0
         });
+        let way = here.unwrap_or_else(|| self.free_way(set));
         self.words.store_u64_release(word(set, way), entry(tag, guest, permissions));
+        // What was refused before and is granted now.
+        for one in [READ, WRITE].into_iter().filter(|one| permissions & one != 0) {
+            let refusal = entry(tag, PAGES - one, 0);
+            let ways = (0..WAYS).filter(|way| self.words.load_u64(word(set, *way)) == refusal);
+            ways.for_each(|way| self.words.store_u64_release(word(set, way), 0));
+        }
+    }
+
+    /// A place in a set: one that is free, or else that of an entry whose turn it is to go.
+    fn free_way(&mut self, set: u64) -> u64 {
+        if let Some(free) = (0..WAYS).find(|way| self.words.load_u64(word(set, *way)) == 0) {
+            return free;
+        }
+        self.removed = true;
+        self.turns.get_mut(set as usize).map_or(0, |turn| {
+            *turn = turn.wrapping_add(1);
+            u64::from(*turn) % WAYS
+        })
     }
 
     /// Takes pages out of the table.

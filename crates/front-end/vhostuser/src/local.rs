@@ -16,6 +16,8 @@ pub struct Local {
     rings: Rings,
     events: Vec<Event>,
     queues: Arc<[Arc<Queue>]>,
+    /// [`Ask::Translate`] is refused.
+    pub(crate) refuses_translation: bool,
 }
 
 impl Local {
@@ -26,6 +28,9 @@ impl Local {
 
 impl Switch for Local {
     fn ask(&mut self, ask: Ask, fds: Vec<Foreign>) -> Result<Answer, Lost> {
+        if self.refuses_translation && matches!(ask, Ask::Translate) {
+            return Ok(Answer::Refused("for a test".to_owned()));
+        }
         let answer = self.rings.carry_out(ask, fds, &mut self.events).map_err(|_| Lost)?;
         // As the switch has a session process wait.
         while matches!(answer, Answer::Memory { .. }) && self.rings.excess().is_some() {
@@ -45,7 +50,7 @@ impl Session<Local> {
         let socket = socket.into();
         let (aside, rings) = (socket.aside().clone(), queues.len());
         let switch = Rings::new(queues.clone(), aside, MemoryLimits::default(), &Arc::default());
-        Self::new(socket, Local { rings: switch, events: Vec::new(), queues }, rings, now)
+        Self::new(socket, Local { rings: switch, events: Vec::new(), queues, refuses_translation: false }, rings, now)
     }
 
     /// [`Session::ready`], and what the switch's part has to act on.

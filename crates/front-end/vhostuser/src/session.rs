@@ -318,13 +318,16 @@ impl<S: Switch> Session<S> {
             }
         }
         let before = std::mem::replace(&mut self.features, Features::from_bits_truncate(bits));
-        if before.contains(Features::LOG_ALL) != self.features.contains(Features::LOG_ALL)
-            && let Err(fault) = self.log_or_not()
-        {
+        let logs = before.contains(Features::LOG_ALL) != self.features.contains(Features::LOG_ALL);
+        let logged = if logs { self.log_or_not() } else { Ok(()) };
+        let (logs, done) = (logs && logged.is_ok(), logged.and_then(|()| self.translate()));
+        if let Err(fault) = done {
             self.features = before;
+            if logs {
+                self.log_or_not()?;
+            }
             return Err(fault);
         }
-        self.translate()?;
         if !self.features.contains(Features::PROTOCOL_FEATURES) {
             for i in 0..self.rings.len() {
                 self.enable(i, true)?;
@@ -444,7 +447,10 @@ impl<S: Switch> Session<S> {
                 (RingState::Waiting, None)
             }
             Err(address) => {
-                self.ask(Ask::Unmapped { ring, address }, None)?;
+                let why = format!(
+                    "ring address {address:#x} (of the front-end) is in no memory region; is all of the guest's memory shared (QEMU: share=on on each memory backend)?"
+                );
+                self.ask(Ask::Unmapped { ring, address, why }, None)?;
                 (RingState::Failed, None)
             }
         };

@@ -50,8 +50,8 @@ pub enum Ask {
     Start { ring: u16, setup: Setup, enabled: bool },
     /// Stop a ring, and do not watch its kicks. [`Answer::Position`].
     Stop { ring: u16 },
-    /// A ring cannot be started, for this address of the front-end's lies nowhere.
-    Unmapped { ring: u16, address: u64 },
+    /// A ring cannot be started, or cannot go on, for this address of the front-end's, or I/O address, leads nowhere; and a line that says so.
+    Unmapped { ring: u16, address: u64, why: String },
     /// Packets may pass, or may not.
     Enable { ring: u16, enabled: bool },
     /// Is the ring started, and not broken by its guest since? [`Answer::Started`].

@@ -128,6 +128,8 @@ impl Rings {
                 let memory = memory.ok_or_else(|| End::rules("a region is to go that is not there"))?;
                 return Ok(self.use_memory(Ok(memory), keep, events));
             }
+            // What a ring that runs has been found by stays.
+            Ask::Translate if self.queues.iter().any(|q| q.status().started) => return Err(End::rules("a ring runs")),
             Ask::Translate => {
                 let table = match (fds.pop().map(PeerEvent::new), fds.pop()) {
                     (Some(Ok(doorbell)), Some(file)) => Some(Translations::map(file, doorbell)),
@@ -201,12 +203,10 @@ impl Rings {
                     return Ok(Answer::Refused(error.to_string()));
                 }
             }
-            Ask::Unmapped { address, .. } => {
-                queue.lock().fail(QueueError::RingMemory(AccessError { addr: address, len: 1, asked: false }));
-                let why = format!(
-                    "ring address {address:#x} (of the front-end) is in no memory region; is all of the guest's memory shared (QEMU: share=on on each memory backend)?"
-                );
-                events.push(Event::Failed { queue: i, why });
+            Ask::Unmapped { address, why, .. } => {
+                let asked = self.memory.is_translated().then_some(false);
+                queue.lock().fail(QueueError::RingMemory(AccessError { addr: address, len: 1, asked }));
+                events.push(Event::Failed { queue: i, why: readable(&why) });
             }
             Ask::Enable { enabled, .. } => queue.set_enabled(enabled),
             Ask::IsStarted { .. } => return Ok(Answer::Started(queue.status().started)),

@@ -108,6 +108,17 @@ fn rings_start_stop_and_go_over_to_other_memory() {
     );
 }
 
+/// A ring that runs has been found by addresses of one kind.
+#[test]
+fn addresses_are_translated_otherwise_only_while_no_ring_runs() {
+    let mut rig = Rig::new(SIZE);
+    rig.table(0);
+    assert_eq!(rig.ask(&Ask::Translate, &[]), Answer::Done);
+    rig.start(1, setup(0));
+    let end = rig.say(&Ask::Translate, &[]).unwrap_err().to_string();
+    assert!(end.contains("a ring runs"), "{end}");
+}
+
 #[test]
 fn at_the_end_it_hears_where_rings_stopped_and_nothing_is_left() {
     let mut rig = Rig::new(SIZE);
@@ -255,7 +266,7 @@ fn any_ask() -> impl Strategy<Value = Ask> {
         4 => Ask::Remove { region, keep },
         5..=7 => Ask::Start { ring, setup, enabled: yes },
         8 => Ask::Stop { ring },
-        9 => Ask::Unmapped { ring, address: keep },
+        9 => Ask::Unmapped { ring, address: keep, why: String::new() },
         10 => Ask::Enable { ring, enabled: yes },
         11 => Ask::Kick { ring },
         12 => Ask::Call { ring },

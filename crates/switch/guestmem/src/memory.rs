@@ -29,16 +29,22 @@ impl Default for MemoryLimits {
     }
 }
 
-/// An address the guest gave does not lie in its memory.
+/// What an address is that leads nowhere, and what to look at first.
+const NOWHERE: [[&str; 2]; 2] = [
+    ["guest", "in the guest's memory; if its driver is sound, not all of it is shared with lasthop (QEMU: share=on)"],
+    ["I/O", "granted by the guest's IOMMU, or not for this use"],
+];
+
+/// An address the guest gave does not lie in its memory, or in what it has granted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{len} bytes at guest address {addr:#x} are not in the guest's memory")]
+#[error("{len} bytes at {} address {addr:#x} are not {}", NOWHERE[.asked.is_some() as usize][0], NOWHERE[.asked.is_some() as usize][1])]
 pub struct AccessError {
-    /// Guest physical address.
+    /// Guest physical address, or I/O address.
     pub addr: u64,
     /// Bytes wanted.
     pub len: u64,
-    /// It is an I/O address whose translation has been asked for.
-    pub asked: bool,
+    /// Of an I/O address: whether its translation has been asked for, and may come.
+    pub asked: Option<bool>,
 }
 
 /// An immutable set of mapped regions. A change makes a new set that shares the mappings; share it by `Arc`.
@@ -222,7 +228,7 @@ impl GuestMemory {
         }
         // SAFETY: pieces that lie side by side, each mapped for as long as `self` lives.
         let whole = || unsafe { GuestSlice::new(first.as_ptr(), len) };
-        (end == len).then(whole).ok_or(AccessError { addr, len: len as u64, asked: false })
+        (end == len).then(whole).ok_or(AccessError { addr, len: len as u64, asked: None })
     }
 
     /// [`GuestMemory::slice_for`] of memory that may be written to: for rings.
@@ -259,7 +265,7 @@ impl GuestMemory {
     #[cold]
     #[inline(never)]
     fn piece_of_more(&self, addr: u64, len: usize, to_write: bool) -> Result<GuestSlice<'_>, AccessError> {
-        let refused = AccessError { addr, len: len as u64, asked: false };
+        let refused = AccessError { addr, len: len as u64, asked: None };
         let place = match self.io {
             Some(_) => self.page(addr, to_write)?,
             None => {
@@ -278,8 +284,8 @@ impl GuestMemory {
     #[inline(never)]
     pub(crate) fn page(&self, addr: u64, to_write: bool) -> Result<Place, AccessError> {
         let refused = |asked| AccessError { addr, len: 1, asked };
-        let (table, physical) = self.io.as_deref().ok_or(refused(false))?;
-        let guest = table.find(addr, to_write).map_err(refused)?;
+        let (table, physical) = self.io.as_deref().ok_or(refused(None))?;
+        let guest = table.find(addr, to_write).map_err(|asked| refused(Some(asked)))?;
         let page = physical.piece(guest, PAGE as usize)?;
         Ok(Place { guest: addr - addr % PAGE, size: page.len() as u64, host: page.as_ptr() })
     }

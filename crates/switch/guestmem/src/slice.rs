@@ -265,7 +265,7 @@ impl<const ALIGN: usize> PinnedSlice<ALIGN> {
     pub fn new(memory: &Arc<GuestMemory>, addr: u64, len: usize) -> Result<Self, crate::AccessError> {
         let slice = memory.slice(addr, len)?;
         if !slice.is_aligned(ALIGN) {
-            return Err(crate::AccessError { addr, len: len as u64, asked: false });
+            return Err(crate::AccessError { addr, len: len as u64, asked: None });
         }
         Ok(Self { ptr: slice.ptr, len: slice.len, _memory: memory.clone() })
     }

@@ -22,8 +22,8 @@ pub const PAGE: u64 = 4096;
 /// Pages of an address space: I/O addresses and guest physical addresses have 48 bits.
 pub const PAGES: u64 = 1 << 36;
 /// Entries of a set. An entry is, from the lowest bits: may be read, may be written (vhost-user's permissions), guest physical page (36
-/// bits), tag (26). A page that the front-end has refused is the last one, with neither permission. A word without page and permissions is
-/// no entry.
+/// bits), tag (26). One with neither permission says what the front-end has refused: its page is the last to read, the last but one to write. It may stand
+/// beside the entry of the same page that permits the other. A word without page and permissions is no entry.
 pub const WAYS: u64 = 8;
 /// Sets.
 pub const SETS: u64 = 1024;
@@ -81,12 +81,12 @@ impl Translations {
         if page >= PAGES {
             return Err(false);
         }
-        let (set, tag) = set_of(page);
+        let ((set, tag), refused) = (set_of(page), 4 * (PAGES - wanted));
         let mut entries = (0..WAYS).map(|way| self.words.load_u64((set + 8 * way) as usize));
-        match entries.find(|word| word >> 38 == tag && word & (4 * PAGES - 1) != 0) {
+        match entries.find(|word| word >> 38 == tag && (word & wanted != 0 || word % (4 * PAGES) == refused)) {
             Some(word) if word & wanted != 0 => Ok(word / 4 % PAGES * PAGE),
-            Some(word) if word & 3 == 0 => Err(false),
-            _ => {
+            Some(_) => Err(false),
+            None => {
                 let (at, question) = ((page % QUESTIONS * 8) as usize, (page * 4) | wanted);
                 if self.words.load_u64(at) % (4 * PAGES) != question {
                     let order = self.asked.fetch_add(1, Ordering::Relaxed) << 38;

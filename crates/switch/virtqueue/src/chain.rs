@@ -218,7 +218,7 @@ impl<'m> ChainBuilder<'_, 'm> {
         self.bad |= sum.is_none() || (flags & DESC_WRITE != 0) != self.device_writes;
         let mut left = len as usize;
         if addr.checked_add(u64::from(len)).is_none() {
-            return Err(QueueError::Buffer(AccessError { addr, len: u64::from(len), asked: false }));
+            return Err(QueueError::Buffer(AccessError { addr, len: u64::from(len), asked: None }));
         }
         loop {
             let piece = self.memory.piece_for(addr, left, self.device_writes).map_err(QueueError::buffer)?;

@@ -2,17 +2,13 @@
 
 use lasthop_guestmem::AccessError;
 
-/// What to look at first when an address leads nowhere.
-const SHARED: &str =
-    "; if its driver is sound, not all of its memory is shared with lasthop (QEMU: share=on on each memory backend)";
-
 /// Why a ring cannot be used any further until the driver resets it. The text is what `lasthop port list` shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum QueueError {
     #[error("ring size {0} is not allowed (split: a power of two, both: 1 to 32768)")]
     Size(u16),
-    #[error("ring memory: {0}{SHARED}")]
+    #[error("ring memory: {0}")]
     RingMemory(AccessError),
     #[error("ring address {0:#x} is not aligned")]
     Alignment(u64),
@@ -24,7 +20,7 @@ pub enum QueueError {
     DescriptorIndex { index: u32, entries: u32 },
     #[error("descriptor chain is longer than its table (a loop?)")]
     ChainTooLong,
-    #[error("buffer: {0}{SHARED}")]
+    #[error("buffer: {0}")]
     Buffer(AccessError),
     #[error("the translation of an address has been asked for")]
     Asked,
@@ -37,6 +33,6 @@ pub enum QueueError {
 impl QueueError {
     /// Of a buffer's address.
     pub(crate) fn buffer(error: AccessError) -> Self {
-        if error.asked { Self::Asked } else { Self::Buffer(error) }
+        if error.asked == Some(true) { Self::Asked } else { Self::Buffer(error) }
     }
 }

@@ -114,7 +114,7 @@ impl GuestMemory {
 
     /// Models make their memory with [`GuestMemory::new`].
     pub fn with_region(&self, _: RegionSpec, _: impl AsFd) -> Result<Self, AccessError> {
-        Err(AccessError { addr: 0, len: 0, asked: false })
+        Err(AccessError { addr: 0, len: 0, asked: None })
     }
 
     fn bytes(&self) -> usize {
@@ -148,7 +148,7 @@ impl GuestMemory {
     pub fn slice(&self, addr: u64, len: usize) -> Result<GuestSlice<'_>, AccessError> {
         let fits = addr as usize + len <= self.bytes();
         let slice = GuestSlice { memory: Some(self), at: addr as usize, len };
-        fits.then_some(slice).ok_or(AccessError { addr, len: len as u64, asked: false })
+        fits.then_some(slice).ok_or(AccessError { addr, len: len as u64, asked: None })
     }
 
     /// As [`GuestMemory::slice`]: there is one region.
@@ -502,7 +502,7 @@ impl<const ALIGN: usize> PinnedSlice<ALIGN> {
     pub fn new(memory: &Arc<GuestMemory>, addr: u64, len: usize) -> Result<Self, AccessError> {
         let slice = memory.slice(addr, len)?;
         if !slice.is_aligned(ALIGN) {
-            return Err(AccessError { addr, len: len as u64, asked: false });
+            return Err(AccessError { addr, len: len as u64, asked: None });
         }
         Ok(Self { at: slice.at, len, memory: memory.clone() })
     }

@@ -1,7 +1,7 @@
 //! Addresses that the guest's own IOMMU translates: what the front-end says of them, and what it is asked.
 
 use super::*;
-use crate::iotlb::Range;
+use crate::iotlb::{Question, Range};
 use crate::message::{BACKEND_IOTLB_MSG, HEADER_LEN, Header, IotlbMessage, iotlb};
 use lasthop_guestmem::translations::{PAGE, PAGES};
 use lasthop_sys::send_with_fds;
@@ -49,6 +49,10 @@ impl<S: Switch> Session<S> {
         rustix::net::sockopt::socket_type(&socket).map_err(|_| Refusal::NoSocket)?;
         self.retire_requests();
         self.requests = Some(Requests { socket, answer: [0; ANSWER_LEN], filled: 0, sent: VecDeque::new() });
+        if let Err(fault) = self.translate() {
+            self.retire_requests();
+            return Err(fault);
+        }
         // What was asked over the one before is asked again.
         if let Some(iotlb) = &mut self.iotlb {
             iotlb.asked().values_mut().for_each(|question| question.sent = false);
@@ -97,25 +101,33 @@ impl<S: Switch> Session<S> {
         self.tell_of_changes()
     }
 
-    /// Features have changed, while no ring runs: addresses are I/O addresses if ACCESS_PLATFORM was negotiated and there is somebody to ask.
-    /// Without, they are the guest's: an IOMMU that does not translate, or bounce buffers of a confidential VM.
+    /// Addresses are I/O addresses if ACCESS_PLATFORM was negotiated and there is somebody to ask, or was: a front-end that has closed its socket for
+    /// questions gives nothing more, and what it takes back is still taken back. Without, they are the guest's: an IOMMU that does not translate, or bounce
+    /// buffers of a confidential VM. While a ring runs they stay what they are.
     pub(super) fn translate(&mut self) -> Result<(), Fault> {
-        let wanted = self.features.contains(Features::ACCESS_PLATFORM) && self.requests.is_some();
+        let somebody = self.requests.is_some() || self.iotlb.is_some();
+        let wanted = self.features.contains(Features::ACCESS_PLATFORM) && somebody;
         if wanted == self.iotlb.is_some() {
             return Ok(());
         }
-        let mut fds = Vec::new();
+        for i in 0..self.rings.len() {
+            if self.is_running(i)? {
+                return Ok(());
+            }
+        }
+        let (mut table, mut fds) = (None, Vec::new());
         let aside = self.transport.aside().clone();
-        let before = self.iotlb.take().map(|iotlb| Foreign::new(iotlb.doorbell.into(), &aside));
-        self.retired.get_or_insert_default().extend(before);
         if wanted {
             let made = Iotlb::new(self.grants).and_then(|(iotlb, file)| Ok((iotlb.doorbell.try_clone()?, file, iotlb)));
             let (doorbell, file, iotlb) =
                 made.map_err(|e| Refusal::Switch(format!("no table of translations: {e}")))?;
             fds.extend([Foreign::new(file, &aside), Foreign::new(doorbell.into(), &aside)]);
-            self.iotlb = Some(iotlb);
+            table = Some(iotlb);
         }
-        self.ask_for(Ask::Translate, fds)
+        self.ask_for(Ask::Translate, fds)?;
+        let before = std::mem::replace(&mut self.iotlb, table);
+        self.retired.get_or_insert_default().extend(before.map(|iotlb| Foreign::new(iotlb.doorbell.into(), &aside)));
+        self.start_rings()
     }
 
     /// IOTLB_MSG.
@@ -135,7 +147,7 @@ impl<S: Switch> Session<S> {
                 }
                 let target = Refusal::IotlbTarget { user_addr, size };
                 let guest = self.regions.range_to_guest(user_addr, size).filter(|guest| guest % PAGE == 0);
-                let guest = guest.filter(|guest| guest / PAGE + (last - first) < PAGES - 1).ok_or(target)? / PAGE;
+                let guest = guest.filter(|guest| guest / PAGE + (last - first) < PAGES - 2).ok_or(target)? / PAGE;
                 let permissions = u64::from(permissions) & (READ | WRITE);
                 let replaced = table.update(Range { first, last, guest, user: user_addr, permissions });
                 if replaced {
@@ -296,19 +308,20 @@ impl<S: Switch> Session<S> {
     fn refused_pages(&mut self, pages: &[u64]) -> Result<(), Fault> {
         let Some(table) = self.iotlb.as_mut().filter(|_| !pages.is_empty()) else { return Ok(()) };
         for page in pages {
-            if table.asked().contains_key(page) {
-                table.refuse(*page);
+            if let Some(Question { wanted, .. }) = table.asked().get(page).copied() {
+                table.refuse(*page, wanted);
                 table.answered(*page);
             }
         }
         for i in 0..self.rings.len() {
-            let Some(part) =
-                self.parts(i).into_iter().find(|(first, last)| pages.iter().any(|p| p >= first && p <= last))
-            else {
-                continue;
-            };
+            let parts = self.parts(i);
+            let lies_in = |page: u64| parts.iter().any(|(first, last)| page >= *first && page <= *last);
+            let Some(page) = pages.iter().copied().find(|page| lies_in(*page)) else { continue };
             if self.rings[i].state == RingState::Waiting || self.rings[i].resting {
-                self.ask(Ask::Unmapped { ring: i as u16, address: part.0 * PAGE }, None)?;
+                let address = page * PAGE;
+                let why =
+                    format!("the guest's IOMMU grants no access to I/O address {address:#x}, where the ring lies");
+                self.ask(Ask::Unmapped { ring: i as u16, address, why }, None)?;
                 let ring = &mut self.rings[i];
                 (ring.state, ring.setup, ring.resting) = (RingState::Failed, None, false);
                 self.changed = true;

@@ -81,7 +81,7 @@ impl Raw {
 }
 
 fn outside(addr: u64, len: u64) -> QueueError {
-    QueueError::Buffer(AccessError { addr, len, asked: false })
+    QueueError::Buffer(AccessError { addr, len, asked: None })
 }
 
 #[test]
