@@ -1,7 +1,9 @@
 //! A guest behind an IOMMU of its own, with us in the role of the machine monitor: what is granted reaches it, what is not stays untouched,
 //! and a machine monitor that plays false harms its own port alone.
 
-use lasthop_tests_process::{Arena, Guest, Options, PATIENCE, mac, number_of, numbered, scratch, wait_for};
+use lasthop_tests_process::{
+    Arena, Guest, Lasthop, Options, PATIENCE, Port, mac, number_of, numbered, scratch, wait_for,
+};
 use lasthop_text::MacAddr;
 use serde_json::Value;
 use std::time::{Duration, Instant};
@@ -156,6 +158,62 @@ fn a_storm_of_invalidations_harms_nobody_else() {
     while guest.try_recv().is_some() {}
     exchange(&mut guest, &mut arena.witness, 7);
     assert_eq!(arena.lasthop.switch(), switch, "the switch died");
+}
+
+/// A frame waits in its sender's ring for the receiver's buffers. The sender's guest takes the frame's page back meanwhile, and puts something else there.
+#[test]
+fn what_lies_in_a_page_after_it_was_taken_back_reaches_nobody() {
+    const LATER: u32 = 5000;
+    let dir = scratch();
+    let ports = ["x", "stopped", "other"].map(|name| Port::listen(name, dir.path()));
+    // So long a frame waits for a guest that has no buffers.
+    let lasthop = Lasthop::start_with(&ports, &["--congestion", "1000"]);
+    let mut guest = Guest::connect(&ports[0].socket, mac(1), options());
+    let mut stopped = Guest::connect(&ports[1].socket, mac(2), Options::net(|net| net.size = 16));
+    let mut other = Guest::connect(&ports[2].socket, mac(3), Options::default());
+    guest.grant_until("the rings to start", |_| lasthop.port("x")["state"] == "up");
+    exchange(&mut guest, &mut stopped, 1);
+    stopped.greet(&mut other, 2);
+    let region = guest.net.region().0;
+    let memory = guest.net.memory().clone();
+    // Until one does not go: the receiver has no buffer left.
+    let mut number = 100;
+    let waiting = loop {
+        let frame = numbered(guest.mac, stopped.mac, number, 500);
+        guest.send(&frame);
+        let (begin, mut taken) = (Instant::now(), false);
+        while begin.elapsed() < Duration::from_millis(50) && !taken {
+            guest.grant(&guest.asked());
+            taken = guest.net.unsent(0) == Ok(0);
+        }
+        if !taken {
+            break frame;
+        }
+        number += 1;
+    };
+    let mut all = vec![0; region.size as usize];
+    memory.slice(region.guest_addr, all.len()).expect("its memory").read(0, &mut all);
+    let lies = |at: &usize| all[*at..*at + waiting.len()] == waiting[..];
+    let places: Vec<_> = (0..all.len() - waiting.len()).filter(lies).map(|at| region.guest_addr + at as u64).collect();
+    assert_eq!(places.len(), 1, "the frame lies once in its guest's memory");
+    guest.revoke(places[0] / PAGE * PAGE, 2 * PAGE);
+    let later = numbered(guest.mac, stopped.mac, LATER, 500);
+    memory.slice(places[0], later.len()).expect("its memory").write(0, &later);
+    // The receiver goes on: all that went before comes, and others' frames do.
+    let mut came = Vec::new();
+    let mut take = |stopped: &mut Guest| {
+        came.extend(stopped.drain().iter().filter_map(|frame| number_of(frame)));
+        came.clone()
+    };
+    wait_for("what came before", PATIENCE, || take(&mut stopped).contains(&(number - 1)));
+    for n in 0..5 {
+        other.send(&numbered(other.mac, stopped.mac, 2000 + n, 500));
+        wait_for("frames of others", PATIENCE, || take(&mut stopped).contains(&(2000 + n)));
+    }
+    assert!(!take(&mut stopped).contains(&LATER), "{:?}", take(&mut stopped));
+    assert_eq!(take(&mut stopped).iter().filter(|n| **n == number).count(), 0);
+    // Granted again it is what lies there.
+    guest.grant_until("the page to be used again", |_| take(&mut stopped).contains(&LATER));
 }
 
 /// A machine monitor that grants the rings and answers nothing else. Its sender goes on with others, and so does everybody.
