@@ -112,15 +112,21 @@ pub struct Buffers {
 }
 
 impl Buffers {
-    /// One after the other from `base`, each of which holds `len` bytes.
-    pub fn in_line(base: u64, len: usize) -> Self {
-        Self { base, stride: Self::stride(len), places: Vec::new() }
+    /// One after the other from `base`.
+    pub fn in_line(base: u64, stride: u64) -> Self {
+        Self { base, stride, places: Vec::new() }
     }
 
     /// Distance of buffers that hold `len` bytes: an odd number of cache lines, or they would all compete for the same
     /// few places in the caches.
     pub fn stride(len: usize) -> u64 {
         64 * ((len as u64).div_ceil(64) | 1)
+    }
+
+    /// Distance of buffers that hold `len` bytes in a slab, whose objects lie in as few pages as they can: a power of two, or whole pages.
+    pub fn slab(len: usize) -> u64 {
+        let len = len as u64;
+        if len > PAGE { len.next_multiple_of(PAGE) } else { len.next_power_of_two() }
     }
 
     /// Guest address of a buffer.

@@ -4,7 +4,7 @@ use super::attack::{self, Attack};
 use super::frame::{self, Vary};
 use super::grants::{Grants, Policy};
 use super::guest::Guest;
-use super::port::PAGE;
+use super::port::{Buffers, PAGE};
 use super::{Outcome, Socket, failed};
 use lasthop_vhostuser::Features;
 use std::str::FromStr;
@@ -430,6 +430,11 @@ impl Settings {
     /// Lengths of a port's frames.
     pub(super) fn sizes_of(&self, port: u16) -> &Sizes {
         self.guest(port).and_then(|g| g.sizes.as_ref()).unwrap_or(&self.sizes)
+    }
+
+    /// Distance of buffers that hold `len` bytes: pages are what is granted, so no buffer lies in more of them than it must.
+    pub(super) fn stride(&self, len: usize) -> u64 {
+        if self.grants.is_some() { Buffers::slab(len) } else { Buffers::stride(len) }
     }
 
     /// Bytes of a receive buffer: a whole frame, where it is to be sent on as it is.

@@ -54,8 +54,8 @@ pub fn now() -> u64 {
 pub fn bytes(settings: &Settings, ports: &[u16]) -> u64 {
     let (entries, queues) = (u64::from(settings.ring_size), u64::from(settings.queues));
     let rings = 2 * queues * Ring::bytes(settings);
-    let rx = Buffers::stride(settings.receive_buffer());
-    let tx = |port| if settings.pattern.circulates() { rx } else { Buffers::stride(settings.tx_buffer(port)) };
+    let rx = settings.stride(settings.receive_buffer());
+    let tx = |port| if settings.pattern.circulates() { rx } else { settings.stride(settings.tx_buffer(port)) };
     let tx: u64 = ports.iter().map(|port| tx(*port)).sum();
     let ports = ports.len() as u64;
     let heap = settings.heap.unwrap_or(0) as u64 * PAGE;
@@ -149,8 +149,9 @@ impl Worker {
         let circulates = settings.pattern.circulates();
         // Packets that go round use one pool, others have buffers of their own.
         let all = 2 * entries * queues * ports.len() as u32;
-        let pooled = u64::from(all) * Buffers::stride(rx_len);
-        let common = if circulates { Some(Buffers::in_line(memory.take(pooled)?, rx_len)) } else { None };
+        let stride = settings.stride(rx_len);
+        let pooled = u64::from(all) * stride;
+        let common = if circulates { Some(Buffers::in_line(memory.take(pooled)?, stride)) } else { None };
         let mut pool: Vec<u32> = if circulates { (0..all).rev().collect() } else { Vec::new() };
         let mut cards = Vec::new();
         for port in ports {

@@ -82,8 +82,8 @@ impl Puppet {
         let mut port = bring_up(front, number, &shape.settings(settings), wanted, memory)?;
         let entries = u32::from(shape.entries);
         let of = |len: usize| u64::from(entries) * Buffers::stride(len);
-        let rx = Buffers::in_line(memory.take(of(shape.rx_buffer))?, shape.rx_buffer);
-        let tx = Buffers::in_line(memory.take(of(SMALL))?, SMALL);
+        let rx = Buffers::in_line(memory.take(of(shape.rx_buffer))?, Buffers::stride(shape.rx_buffer));
+        let tx = Buffers::in_line(memory.take(of(SMALL))?, Buffers::stride(SMALL));
         port.rx.iter_mut().chain(&mut port.tx).for_each(|r| r.ring.disable_calls());
         let (held, spare) = ((0..entries).collect(), (0..entries).collect());
         let mut puppet = Self { port, shape, rx, tx, held, spare, sent: 0, received: 0 };

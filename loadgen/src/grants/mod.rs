@@ -35,7 +35,8 @@ pub enum Policy {
 pub struct Grants {
     /// When.
     pub policy: Policy,
-    /// What is granted and not in use is revoked this often, as by a pool that shrinks.
+    /// What is granted to be written and not in use is revoked this often, as by a pool that shrinks: pools are of buffers that a guest receives into (PhD 3.5.1, MS
+    /// 4.7), and what it sends may only be read.
     pub drain: Option<Duration>,
 }
 
@@ -248,14 +249,9 @@ impl Granter {
         self.grants.drain
     }
 
-    /// Revokes what is not in use.
+    /// Revokes what is granted to be written and not in use.
     pub fn drain(&mut self, front: &Frontend) -> Outcome<()> {
-        for (half, far) in [(0, 0), (1, WRITABLE)] {
-            for page in self.tracks[half].drain() {
-                self.invalidate(front, far + page * PAGE, PAGE)?;
-            }
-        }
-        Ok(())
+        self.tracks[1].drain().into_iter().try_for_each(|page| self.invalidate(front, WRITABLE + page * PAGE, PAGE))
     }
 
     /// Answers the switch's questions about pages that are granted; the others stay unanswered, as an IOMMU's driver has nothing to say
@@ -324,6 +320,17 @@ impl Heap {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::port::Buffers;
+
+    #[test]
+    fn a_buffer_of_a_slab_lies_in_no_more_pages_than_it_must() {
+        for len in [60, 1484, 2048, 2049, 4096, 4097, 65_562] {
+            let slab = Buffers::in_line(16 * PAGE, Buffers::slab(len));
+            for token in 0..64 {
+                assert_eq!(pages(slab.at(token), len as u64).count() as u64, (len as u64).div_ceil(PAGE), "{len}");
+            }
+        }
+    }
 
     #[test]
     fn a_buffer_touches_the_pages_that_it_lies_in() {

@@ -44,9 +44,9 @@ impl Card {
     pub(super) fn new(port: Port, settings: &Settings, common: Option<&Buffers>, memory: &mut Memory) -> Outcome<Self> {
         let (entries, queues) = (u32::from(settings.ring_size), u32::from(settings.queues));
         let [rx_len, tx_len] = [settings.receive_buffer(), settings.tx_buffer(port.number)];
-        let mut own = |len: usize| match common {
-            Some(common) => Ok(common.clone()),
-            None => Ok(Buffers::in_line(memory.take(u64::from(entries * queues) * Buffers::stride(len))?, len)),
+        let mut own = |len: usize| match (common, settings.stride(len)) {
+            (Some(common), _) => Ok(common.clone()),
+            (None, stride) => Ok(Buffers::in_line(memory.take(u64::from(entries * queues) * stride)?, stride)),
         };
         let (mut rx, mut tx, mut heap) = (own(rx_len)?, own(tx_len)?, None);
         if let Some(pages) = settings.heap {
