@@ -143,8 +143,8 @@ pub(crate) fn port(id: PortId, config: Option<&PortConfig>, info: Option<&PortIn
         port.protocol_features = format!("{:#x}", i.protocol_features);
         port.memory_bytes = i.memory_bytes;
         port.memory_regions = i.memory_regions;
-        port.translation = i.translation.map(|[entries, unanswered, updates, invalidations, misses, refused]| {
-            Translation { entries, unanswered, updates, invalidations, misses, refused }
+        port.translation = i.translation.map(|[ranges, unanswered, updates, invalidations, misses, refused]| {
+            Translation { ranges, unanswered, updates, invalidations, misses, refused }
         });
         port.queues = i
             .queues

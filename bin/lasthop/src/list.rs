@@ -106,7 +106,7 @@ fn dropped(port: &Port, interfaces: &[Uplink]) -> u64 {
 /// What is known of the addresses that a guest's IOMMU translates, and whether packets wait for more.
 fn translation(port: &Port) -> String {
     let Some(t) = &port.translation else { return String::new() };
-    let (name, known, misses, taken) = (&port.name, t.entries, t.misses, t.invalidations);
+    let (name, known, misses, taken) = (&port.name, t.ranges, t.misses, t.invalidations);
     let mut lines = format!(
         "{name}: its guest's IOMMU translates addresses: {known} ranges known, {misses} asked for, {taken} invalidations\n"
     );

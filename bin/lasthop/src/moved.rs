@@ -11,7 +11,7 @@ use lasthop_text::counted;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-/// Told in one call; control takes 256.
+/// Addresses, and connections, told in one call: so many of some 600 bytes fit into a message to control (64 KiB), which takes 256 at most.
 const PART: usize = 100;
 /// Longest file, in bytes: the lists and 1 048 576 connections of some 600 each.
 const MAX_FILE: u64 = 1 << 30;

@@ -23,13 +23,13 @@ mod owner;
 #[path = "../../../crates/shared/ipc/src/ring.rs"]
 mod ring;
 // No model tries a lock without waiting.
+#[path = "../../../crates/front-end/vhostuser/src/iotlb/idle.rs"]
+mod idle;
 #[allow(dead_code)]
 #[path = "../../../crates/shared/lock/src/lock.rs"]
 mod lock;
 #[path = "../../../crates/switch/schedule/src/mailbox.rs"]
 mod mailbox;
-#[path = "../../../crates/front-end/vhostuser/src/iotlb/rest.rs"]
-mod rest;
 
 /// Runs a model in all orders with up to `preemptions`.
 pub fn check(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {

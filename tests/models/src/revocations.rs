@@ -1,7 +1,7 @@
 //! A page that is taken away while the switch moves packets: once the session process has found the ring at rest, the switch neither reads
 //! the page nor writes to it any more.
 
-use crate::rest::is_at_rest;
+use crate::idle::is_idle;
 use crate::{check, spawn};
 use lasthop_guestmem::translations::Translations;
 use lasthop_guestmem::{GuestMemory, Weak, weaken};
@@ -44,18 +44,18 @@ pub fn pages_are_let_go(bursts: usize, looks: u32, weak: Option<Weak>, preemptio
             }
         });
         table.set_entry(0);
-        let rests = is_at_rest(table.words(), 2, looks);
+        let found_idle = is_idle(table.words(), 2, looks);
         let page = memory.slice(PAGE, 2).expect("in memory");
-        if rests {
+        if found_idle {
             page.store_u16(0, SECRET);
         }
         moves.join().expect("it ends");
-        if rests {
+        if found_idle {
             assert_eq!(page.load_u16(0), SECRET, "a page that was taken away must not be written to");
         }
-        let (at_rest, at_work) = &*said;
+        let (idle, at_work) = &*said;
         // Relaxed: loom runs all on one thread.
-        if rests { at_rest } else { at_work }.store(true, Ordering::Relaxed);
+        if found_idle { idle } else { at_work }.store(true, Ordering::Relaxed);
     });
     // As above.
     (found.0.load(Ordering::Relaxed), found.1.load(Ordering::Relaxed))

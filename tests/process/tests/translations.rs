@@ -99,7 +99,7 @@ fn everything_taken_back_again_and_again_costs_no_packet() {
 #[test]
 fn as_many_pages_are_remembered_as_the_port_may_have() {
     let mut arena = Arena::new(false);
-    let entries = |arena: &Arena| translation(&arena.port(), "entries");
+    let ranges = |arena: &Arena| translation(&arena.port(), "ranges");
     arena.lasthop.command(&["port", "set", "x", "--grants", "1000"]);
     let mut guest = arena.guest(options());
     guest.grant_until("the rings to start", |_| arena.port()["state"] == "up");
@@ -109,13 +109,13 @@ fn as_many_pages_are_remembered_as_the_port_may_have() {
     for n in 0..100_000 {
         guest.grant_as(0x80_0000_0000 + n * PAGE, first);
     }
-    assert_eq!(entries(&arena), 1000);
+    assert_eq!(ranges(&arena), 1000);
     exchange(&mut guest, &mut arena.witness, 2);
     for (setting, most) in [("600", 600), ("none", 8192)] {
         arena.lasthop.command(&["port", "set", "x", "--grants", setting]);
-        wait_for("the bound to hold", PATIENCE, || entries(&arena) <= most);
+        wait_for("the bound to hold", PATIENCE, || ranges(&arena) <= most);
         (0..10_000).for_each(|n| guest.grant_as(0x90_0000_0000 + n * PAGE, first));
-        assert_eq!(entries(&arena), most, "{setting}");
+        assert_eq!(ranges(&arena), most, "{setting}");
         exchange(&mut guest, &mut arena.witness, 3 + most as u32);
     }
     let list = arena.lasthop.command(&["port", "set", "x", "--grants", "700"]);

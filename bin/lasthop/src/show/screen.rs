@@ -92,7 +92,7 @@ fn front_end(shown: &Shown) -> Vec<String> {
     if let Some(t) = &port.translation {
         lines.push(format!(
             "IOMMU: {} ranges known, {} pages asked for, {} unanswered, {} refused, {} invalidations",
-            t.entries, t.misses, t.unanswered, t.refused, t.invalidations
+            t.ranges, t.misses, t.unanswered, t.refused, t.invalidations
         ));
     }
     lines

@@ -12,9 +12,9 @@ use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+mod idle;
 #[cfg(any(test, feature = "frontend"))]
 mod oracle;
-mod rest;
 
 #[cfg(any(test, feature = "frontend"))]
 pub use oracle::check_translations;
@@ -138,8 +138,8 @@ impl Iotlb {
     }
 
     /// Whether what was taken away before is used no more in any of these rings, as far as can be seen without asking the switch.
-    pub(crate) fn at_rest(&self, rings: usize) -> bool {
-        rest::is_at_rest(&self.words, rings, LOOKS)
+    pub(crate) fn is_idle(&self, rings: usize) -> bool {
+        idle::is_idle(&self.words, rings, LOOKS)
     }
 
     /// How many ranges are remembered, 1 at least.
@@ -206,7 +206,7 @@ impl Iotlb {
     }
 
     /// Puts a page into the table if it is known and may be used like that.
-    pub(crate) fn fill(&mut self, page: u64, wanted: u64) -> bool {
+    pub(crate) fn show_page(&mut self, page: u64, wanted: u64) -> bool {
         let Some((range, age)) = self.find(page).filter(|(range, _)| range.permissions & wanted == wanted) else {
             return false;
         };
@@ -381,7 +381,7 @@ mod tests {
         for n in 0..100_000 {
             iotlb.update(page(n));
             // One is wanted now and then.
-            assert!(iotlb.fill(0, READ), "at {n}");
+            assert!(iotlb.show_page(0, READ), "at {n}");
         }
         assert_eq!(iotlb.ranges().count(), 1000);
         assert!(iotlb.covers((99_001, 99_999), READ) && !iotlb.covers((99_000, 99_000), READ));

@@ -8,6 +8,9 @@
 //! | Running | refused | new kick descriptor | addresses looked up again: Running or Failed | Stopped |
 //! | Failed | taken, tried again | tried again | tried again | Stopped |
 //!
+//! Where the guest's IOMMU translates, a ring also waits for its pages to be told. An invalidation that covers a running ring has it *rest*: it stays Running, the
+//! switch has a dummy in its place, and it goes on when its pages are told again; it becomes Failed if the front-end refuses them.
+//!
 //! "Resets" are RESET_OWNER, RESET_DEVICE, SET_STATUS 0 and the end of the connection. Whether a ring is enabled is kept
 //! beside its state, as the specification asks: QEMU enables rings before it describes them. BASE must come before KICK;
 //! the other order would start the ring at a place it then leaves.

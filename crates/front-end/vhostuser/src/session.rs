@@ -434,7 +434,7 @@ impl<S: Switch> Session<S> {
         let ring = i as u16;
         let (state, setup) = match self.setup(i) {
             Ok(Some(setup)) => {
-                self.fill_ring(i);
+                self.show_ring(i);
                 self.rings[i].fills = 0;
                 let enabled = self.rings[i].enabled;
                 match self.ask(Ask::Start { ring, setup, enabled }, None)? {

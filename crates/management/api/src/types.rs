@@ -111,7 +111,7 @@ pub struct Batching {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomType)]
 pub struct Translation {
     /// Ranges known.
-    pub entries: u64,
+    pub ranges: u64,
     /// Pages that the front-end was asked for and has not answered: packets wait for them.
     pub unanswered: u64,
     /// Ranges told since the front-end connected.

@@ -44,7 +44,7 @@ pub enum Ask {
     Revoked,
     /// The ring's own memory was among them: it rests, untouched, until it moves again.
     Rest { ring: u16 },
-    /// A ring that rests can be found again.
+    /// A ring that rests can be found again. Of one that does not rest: its buffers are looked at, and their pages asked for.
     Move { ring: u16 },
     /// Start a ring. [`Answer::Done`], or [`Answer::Refused`] and the ring has failed.
     Start { ring: u16, setup: Setup, enabled: bool },

@@ -63,7 +63,7 @@ pub struct AccessError {
     /// Bytes.
     pub len: u64,
     /// Never: nothing is translated here.
-    pub asked: bool,
+    pub asked: Option<bool>,
 }
 
 /// Not used by models.

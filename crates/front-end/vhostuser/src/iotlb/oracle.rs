@@ -92,7 +92,7 @@ fn check(iotlb: &mut Iotlb, memory: &GuestMemory, physical: &GuestMemory, said: 
     }
     let questions = iotlb.questions();
     for (page, wanted) in questions {
-        if iotlb.fill(page, wanted) {
+        if iotlb.show_page(page, wanted) {
             iotlb.answered(page);
         }
     }
@@ -100,7 +100,7 @@ fn check(iotlb: &mut Iotlb, memory: &GuestMemory, physical: &GuestMemory, said: 
     assert!(!known || may.is_some(), "what was taken away, or never said, is known");
     // It may have been refused, or another page of its set have taken its place, but what the session process knows it can give.
     if known {
-        iotlb.fill(page, wanted);
+        iotlb.show_page(page, wanted);
         assert!(check(memory), "page {page:#x} is known, and is not found");
     }
 }

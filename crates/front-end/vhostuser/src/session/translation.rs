@@ -180,7 +180,7 @@ impl<S: Switch> Session<S> {
             }
         }
         let rings = self.rings.len();
-        if self.iotlb.as_mut().is_some_and(|table| std::mem::take(&mut table.removed) && !table.at_rest(rings)) {
+        if self.iotlb.as_mut().is_some_and(|table| std::mem::take(&mut table.removed) && !table.is_idle(rings)) {
             self.ask(Ask::Revoked, None)?;
         }
         resting.into_iter().try_for_each(|i| self.ask_for_ring(i))
@@ -192,7 +192,7 @@ impl<S: Switch> Session<S> {
         let asked: Vec<_> =
             table.asked().range(first..=last).map(|(page, question)| (*page, question.wanted)).collect();
         for (page, wanted) in asked {
-            if table.fill(page, wanted) {
+            if table.show_page(page, wanted) {
                 table.answered(page);
                 replaced = true;
             }
@@ -228,7 +228,7 @@ impl<S: Switch> Session<S> {
         if !matches!(self.setup(i), Ok(Some(_))) {
             return self.ask_for_ring(i);
         }
-        self.fill_ring(i);
+        self.show_ring(i);
         if std::mem::take(&mut self.rings[i].resting) {
             self.rings[i].fills = 0;
         }
@@ -259,7 +259,7 @@ impl<S: Switch> Session<S> {
         table.doorbell.drain();
         let mut wakes = false;
         for (page, wanted) in table.questions() {
-            if table.fill(page, wanted) {
+            if table.show_page(page, wanted) {
                 table.answered(page);
                 wakes = true;
             } else {
@@ -345,11 +345,11 @@ impl<S: Switch> Session<S> {
     }
 
     /// Puts the pages of a ring into the table, where the switch looks for them once.
-    pub(super) fn fill_ring(&mut self, i: usize) {
+    pub(super) fn show_ring(&mut self, i: usize) {
         let parts = self.parts(i);
         if let Some(table) = &mut self.iotlb {
             for page in parts.iter().flat_map(|(first, last)| *first..=*last) {
-                table.fill(page, READ | WRITE);
+                table.show_page(page, READ | WRITE);
             }
         }
     }

@@ -7,9 +7,9 @@ use std::sync::atomic::Ordering;
 
 /// Whether the switch is at work in none of these rings, or has been seen to have ended since: entries that were taken away before are
 /// used no more. A ring that is at work is looked at `looks` times.
-pub fn is_at_rest(words: &PinnedSlice<8>, rings: usize, looks: u32) -> bool {
+pub fn is_idle(words: &PinnedSlice<8>, rings: usize, looks: u32) -> bool {
     fence(Ordering::SeqCst);
-    let rest = (0..rings as u64).all(|ring| {
+    let idle = (0..rings as u64).all(|ring| {
         (0..looks).any(|look| {
             if look > 0 {
                 std::hint::spin_loop();
@@ -19,5 +19,5 @@ pub fn is_at_rest(words: &PinnedSlice<8>, rings: usize, looks: u32) -> bool {
     });
     // What the switch did in the rings came before it cleared their words.
     fence(Ordering::Acquire);
-    rest
+    idle
 }
