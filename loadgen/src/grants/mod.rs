@@ -35,8 +35,8 @@ pub enum Policy {
 pub struct Grants {
     /// When.
     pub policy: Policy,
-    /// What is granted to be written and not in use is revoked this often, as by a pool that shrinks: pools are of buffers that a guest receives into (PhD 3.5.1, MS
-    /// 4.7), and what it sends may only be read.
+    /// What is granted and not in use is revoked this often, as by a pool that shrinks. In the thesis pools are of buffers that a guest receives into (PhD 3.5.1, MS
+    /// 4.7); here all of those are in the ring at all times, so what is idle are buffers that have been sent.
     pub drain: Option<Duration>,
 }
 
@@ -249,9 +249,14 @@ impl Granter {
         self.grants.drain
     }
 
-    /// Revokes what is granted to be written and not in use.
+    /// Revokes what is not in use.
     pub fn drain(&mut self, front: &Frontend) -> Outcome<()> {
-        self.tracks[1].drain().into_iter().try_for_each(|page| self.invalidate(front, WRITABLE + page * PAGE, PAGE))
+        for (half, far) in [(0, 0), (1, WRITABLE)] {
+            for page in self.tracks[half].drain() {
+                self.invalidate(front, far + page * PAGE, PAGE)?;
+            }
+        }
+        Ok(())
     }
 
     /// Answers the switch's questions about pages that are granted; the others stay unanswered, as an IOMMU's driver has nothing to say
