@@ -204,13 +204,9 @@ impl Control {
         Ok(true)
     }
 
-    /// The next message; `None` if there is none now.
-    pub fn receive(&mut self) -> Result<Option<FromControl>, ChannelError> {
-        match self.rings.recv() {
-            Ok(message) => Ok(Some(message)),
-            Err(ChannelError::WouldBlock) => Ok(None),
-            Err(error) => Err(error),
-        }
+    /// The next message; `WouldBlock` if there is none now.
+    pub fn receive(&mut self) -> Result<FromControl, ChannelError> {
+        self.rings.recv()
     }
 
     /// The socket is readable: we were woken, or control is gone.

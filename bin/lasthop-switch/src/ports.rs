@@ -149,7 +149,8 @@ impl PortEntry {
         true
     }
 
-    fn erred(&mut self, line: String, of_memory: bool) {
+    /// What `lasthop port list` is to show as the last error.
+    pub fn erred(&mut self, line: String, of_memory: bool) {
         self.last_error = Some(LastError { line, of_memory });
     }
 
@@ -160,16 +161,6 @@ impl PortEntry {
 
     fn say(&self, level: Level, line: String) {
         self.datapath.say(self.port.id, level, line);
-    }
-
-    /// A front-end has come and cannot be served.
-    pub fn refuse(&mut self, reason: &End) {
-        self.erred(reason.to_string(), reason.is_of_memory());
-    }
-
-    /// A front-end has connected.
-    pub fn connected(&mut self, connection: Connection) {
-        self.connection = Some(connection);
     }
 
     /// A ring broke under traffic: says so once, for the log and for `lasthop port list`.

@@ -257,7 +257,7 @@ impl Server {
             // Closed here, or each that comes would wait to be closed: the supervisor has a copy, so this is not the end of it.
             let _ = shutdown(&channel, Shutdown::Both);
             drop(channel);
-            entry.refuse(&End::Unclosed);
+            entry.erred(End::Unclosed.to_string(), End::Unclosed.is_of_memory());
             self.unsent.closed(id, End::Unclosed.to_string());
             return self.report(id);
         }
@@ -268,7 +268,7 @@ impl Server {
             entry.warn(why.clone());
             return self.unsent.closed(id, why);
         }
-        entry.connected(Connection::new(channel, rings));
+        entry.connection = Some(Connection::new(channel, rings));
         entry.port.set_vm(vm);
         self.report(id);
     }
@@ -441,9 +441,9 @@ impl Server {
                 return;
             }
             match self.control.as_mut().map(Control::receive) {
-                Some(Ok(Some(message))) => self.obey(message),
+                Some(Ok(message)) => self.obey(message),
+                None | Some(Err(ChannelError::WouldBlock)) => return,
                 Some(Err(error)) => return self.control_failed(&error),
-                Some(Ok(None)) | None => return,
             }
         }
     }

@@ -50,7 +50,7 @@ impl Coalescing {
 impl Coalesce for Coalescing {
     fn interrupts_now(&self, port: &Arc<Port>, queue: &Queue, packets: u32) -> bool {
         let Some(mut timer) = self.timer_of(queue) else { return true };
-        let (now_ns, vm) = (self.helpers.datapath.now_ns(), vm_of(self.helpers.view, port));
+        let (now_ns, vm) = (self.helpers.datapath.now_ns(), vm_of(self.helpers.settings.view, port));
         match timer.delivered(&Batch::of(&port.batches[1]), packets, vm, now_ns) {
             Interrupt::Now => true,
             Interrupt::At(then_ns) => {

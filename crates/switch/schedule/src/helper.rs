@@ -7,12 +7,12 @@
 use crate::boosted::Boosted;
 use crate::mailbox::Mailbox;
 use crate::owned_ring::OwnedRing;
-use crate::policy::{Arrivals, BackOff, Core, Hysteresis, Turn, Turns, Vm, choose_core};
+use crate::policy::{Arrivals, BackOff, Core, Turn, Turns, Vm, choose_core};
 use crate::workers::Settings;
 use lasthop_forward::{Datapath, Forwarder, Port};
 use lasthop_lock::{Lock, WaitNotice};
 use lasthop_sys::hostview::{HostView, VmState};
-use lasthop_sys::{Beat, Epoll, Prompter, bind_current_thread, current_thread, set_idle};
+use lasthop_sys::{Beat, Epoll, bind_current_thread, current_thread, set_idle};
 use lasthop_types::{Level, PortId};
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -35,15 +35,9 @@ const ASLEEP: u64 = u64::MAX;
 pub(crate) struct Helpers {
     all: Vec<Helper>,
     pub(crate) datapath: Arc<Datapath>,
-    pub(crate) hysteresis: Hysteresis,
     /// They own their cores, and the rings for good.
     pub(crate) dedicated: bool,
-    prompter: Option<Prompter>,
-    pub(crate) view: Option<HostView>,
-    /// Helpers are not in the idle class.
-    not_idle: bool,
-    /// Threads of ports may be in the control groups of their VMs.
-    pub(crate) cgroup_accounting: bool,
+    pub(crate) settings: Settings,
 }
 
 #[derive(Debug)]
@@ -66,10 +60,10 @@ enum Letter {
 }
 
 impl Helpers {
-    pub(crate) fn new(datapath: Arc<Datapath>, settings: &mut Settings) -> io::Result<Self> {
+    pub(crate) fn new(datapath: Arc<Datapath>, mut settings: Settings) -> io::Result<Self> {
         let dedicated = !settings.poll.is_empty();
-        let prompter = settings.prompter.take();
-        let cpus: &[usize] = match &prompter {
+        settings.not_idle |= dedicated;
+        let cpus: &[usize] = match &settings.prompter {
             _ if dedicated => &settings.poll,
             Some(_) => &settings.helpers,
             None => &[],
@@ -85,17 +79,7 @@ impl Helpers {
             })
         };
         let all = cpus.iter().map(helper).collect::<io::Result<_>>()?;
-        let Settings { hysteresis, view, cgroup_accounting, not_idle, .. } = *settings;
-        Ok(Self {
-            all,
-            datapath,
-            hysteresis,
-            dedicated,
-            prompter,
-            view,
-            cgroup_accounting,
-            not_idle: not_idle || dedicated,
-        })
+        Ok(Self { all, datapath, dedicated, settings })
     }
 
     /// Starts their threads, each bound to its core.
@@ -104,7 +88,8 @@ impl Helpers {
             let epoll = Epoll::new()?;
             helper.mailbox.register(&epoll, 0)?;
             let forwarder = Forwarder::new(self.datapath.clone());
-            let mut thread = Thread::new(n, self.clone(), forwarder, epoll);
+            let (helpers, claimed, turns) = (self.clone(), Vec::new(), Turns::default());
+            let mut thread = Thread { n, helpers, forwarder, epoll, claimed, turns, found_ns: 0, awake_ns: 0 };
             let name = format!("{}-{}", if self.dedicated { "poll" } else { "helper" }, helper.cpu);
             std::thread::Builder::new().name(name).spawn(move || thread.serve())
         };
@@ -119,8 +104,8 @@ impl Helpers {
     /// The helper that is to be offered a ring with this hash, whose packets last went to `receiver`; `None` if no core is
     /// idle, as far as is known.
     pub(crate) fn choose(&self, hash: u64, receiver: Option<&Port>, now_ns: u64) -> Option<usize> {
-        let cache = match receiver.map(|port| vm_of(self.view, port)) {
-            Some(Vm::Running(core)) => self.view.and_then(|view| Some(view.place(core)?.llc as u16)),
+        let cache = match receiver.map(|port| vm_of(self.settings.view, port)) {
+            Some(Vm::Running(core)) => self.settings.view.and_then(|view| Some(view.place(core)?.llc as u16)),
             _ => None,
         };
         let us = std::process::id();
@@ -130,7 +115,7 @@ impl Helpers {
     fn core(&self, helper: &Helper, us: u32, now_ns: u64) -> Core {
         let backs_off = helper.back_off.lock().holds(now_ns);
         // Its own core is busy, for it polls.
-        let Some(view) = self.view.as_ref().filter(|_| !self.dedicated) else {
+        let Some(view) = self.settings.view.as_ref().filter(|_| !self.dedicated) else {
             return Core { backs_off, ..Core::default() };
         };
         // A thread of ours is about to sleep or is a helper itself.
@@ -175,7 +160,7 @@ impl Helpers {
     /// they have polled their rings once. A port's thread that is known to hold it is taken out of its VM's control group, and put back when the
     /// wait is over.
     pub(crate) fn boost(&self, notice: WaitNotice) {
-        if let Some(prompter) = &self.prompter {
+        if let Some(prompter) = &self.settings.prompter {
             match notice {
                 WaitNotice::HolderUnknown => {}
                 WaitNotice::HolderStopped(thread) => prompter.ask(thread),
@@ -184,7 +169,7 @@ impl Helpers {
         }
         let now_ns = self.datapath.now_ns();
         for (_, helper) in self.all.iter().enumerate().filter(|(n, _)| self.is_lost(*n, now_ns)) {
-            if let (Some(thread), Some(prompter)) = (helper.thread.get(), &self.prompter)
+            if let (Some(thread), Some(prompter)) = (helper.thread.get(), &self.settings.prompter)
                 && helper.boosted.ask()
             {
                 prompter.ask(*thread);
@@ -227,17 +212,12 @@ struct Claimed {
 }
 
 impl Thread {
-    fn new(n: usize, helpers: Arc<Helpers>, forwarder: Forwarder, epoll: Epoll) -> Self {
-        let (claimed, turns) = (Vec::new(), Turns::default());
-        Self { n, helpers, forwarder, epoll, claimed, turns, found_ns: 0, awake_ns: 0 }
-    }
-
     fn serve(&mut self) {
         let helpers = self.helpers.clone();
         let Some(helper) = helpers.all.get(self.n) else { return };
         let thread = current_thread();
         let bound = bind_current_thread(helper.cpu);
-        if let Err(error) = bound.and_then(|()| if helpers.not_idle { Ok(()) } else { set_idle(0, true) }) {
+        if let Err(error) = bound.and_then(|()| if helpers.settings.not_idle { Ok(()) } else { set_idle(0, true) }) {
             // One that is not bound, or is in nobody's way only by chance, is worse than none.
             let line = format!("no helper on this core: {error} cpu={}", helper.cpu);
             helpers.datapath.say(PortId(0), Level::Warn, line);
@@ -262,7 +242,7 @@ impl Thread {
                 }
             }
             // Whoever was asked to boost us may only do so when we need it no longer: it must not stay like that.
-            if !helpers.not_idle && (now_ns >= humble_ns || helper.boosted.is_asked()) {
+            if !helpers.settings.not_idle && (now_ns >= humble_ns || helper.boosted.is_asked()) {
                 helper.boosted.put_back(|| {
                     let _ = set_idle(0, true);
                 });
@@ -319,7 +299,7 @@ impl Thread {
                 self.found_ns = self.awake_ns;
             }
             let since = |then_ns| self.awake_ns.saturating_sub(then_ns);
-            let patience_ns = self.helpers.hysteresis.patience_ns(&claimed.arrivals, since(self.found_ns));
+            let patience_ns = self.helpers.settings.hysteresis.patience_ns(&claimed.arrivals, since(self.found_ns));
             let silent = since(claimed.found_ns) > patience_ns || !claimed.patient && outcome.packets == 0;
             let stuck = outcome.stalled || outcome.until_ns.is_some();
             let done = !self.helpers.dedicated && (silent || stuck);

@@ -79,7 +79,7 @@ impl PortThread {
         // As `top -H` shows it; the kernel cuts it after 15 bytes.
         let thread = std::thread::Builder::new().name(format!("port-{}", port.name)).spawn(move || {
             let this = current_thread();
-            identify_thread(if server.helpers.cgroup_accounting { this } else { 0 });
+            identify_thread(if server.helpers.settings.cgroup_accounting { this } else { 0 });
             let _ = report.send(this);
             server.serve();
         })?;
@@ -319,7 +319,7 @@ impl PortRing {
     /// The ring has been emptied: asks the guest for its next kick, and says when to look again. `Now`: the guest was faster.
     fn emptied(&mut self, offered: Offered, helpers: &Helpers, forwarder: &mut Forwarder, now_ns: u64) -> Next {
         let (port, queue) = (&self.owned.port, self.owned.queue);
-        let (gathered, vm) = (std::mem::take(&mut self.gathered), vm_of(helpers.view, port));
+        let (gathered, vm) = (std::mem::take(&mut self.gathered), vm_of(helpers.settings.view, port));
         let mut batch = Batch::of(&port.batches[0]);
         // No longer than the batch takes to come: not every guest can kick for its last packet.
         batch.period_ns = batch.period_ns.min(self.arrivals.gap_ns() * u64::from(batch.packets));
@@ -369,7 +369,7 @@ impl PortRing {
             }
         }
         self.offer = None;
-        if self.arrivals.expects_more(&helpers.hysteresis) {
+        if self.arrivals.expects_more(&helpers.settings.hysteresis) {
             let hash = u64::from(self.owned.port.id.0) << 8 | u64::from(self.owned.queue);
             if let Some(helper) = helpers.choose(hash.wrapping_mul(0x9e37_79b9_7f4a_7c15), receiver, now_ns) {
                 helpers.offer(helper, &self.owned, Some(self.arrivals));
@@ -393,7 +393,7 @@ mod tests {
     fn kicks_that_cannot_be_waited_for_fill_no_log() {
         let datapath = Arc::new(Datapath::new(1, lasthop_forward::PATIENCE_MS).unwrap());
         let port = Arc::new(Port::new(PortId(1), "x".into()));
-        let helpers = Arc::new(Helpers::new(datapath.clone(), &mut Settings::default()).unwrap());
+        let helpers = Arc::new(Helpers::new(datapath.clone(), Settings::default()).unwrap());
         let mut server = Server {
             coalescing: Arc::new(Coalescing::new(helpers.clone()).unwrap()),
             forwarder: Forwarder::small(datapath.clone()),

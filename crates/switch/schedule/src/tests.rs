@@ -229,8 +229,8 @@ fn a_helper_gives_back_a_ring_that_may_not_go_on() {
         let limit = if limits_sender { &a.port.sends } else { &b.port.gets };
         limit.set(1, 0, 1);
         let (_reader, writer) = rustix::pipe::pipe().unwrap();
-        let mut settings = Settings { helpers: vec![0], prompter: Some(Prompter::new(writer)), ..Settings::default() };
-        let helpers = Arc::new(Helpers::new(datapath.clone(), &mut settings).unwrap());
+        let settings = Settings { helpers: vec![0], prompter: Some(Prompter::new(writer)), ..Settings::default() };
+        let helpers = Arc::new(Helpers::new(datapath.clone(), settings).unwrap());
         let threads = helpers.start().unwrap();
         let (_event, peer) = kick();
         let ring = Arc::new(OwnedRing::new(a.port.clone(), 1, Some(peer)));

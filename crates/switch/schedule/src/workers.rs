@@ -49,8 +49,8 @@ struct Entry {
 
 impl Workers {
     /// Starts helpers, or pollers. All threads inherit the caller's signal mask, and those of ports its CPU affinity.
-    pub fn start(datapath: &Arc<Datapath>, mut settings: Settings) -> io::Result<Self> {
-        let helpers = Arc::new(Helpers::new(datapath.clone(), &mut settings)?);
+    pub fn start(datapath: &Arc<Datapath>, settings: Settings) -> io::Result<Self> {
+        let helpers = Arc::new(Helpers::new(datapath.clone(), settings)?);
         let threads = helpers.start()?;
         let all = helpers.clone();
         lasthop_lock::on_wait(Box::new(move |notice| all.boost(notice)));
