@@ -25,6 +25,13 @@ const ROUND_NS: u64 = 5_000;
 const LOST_NS: u64 = 1_000_000;
 /// An offer that nobody has taken for so long: that core has other things to do.
 pub(crate) const OFFER_NS: u64 = 200_000;
+/// How long a ring just offered is left for the helper to take: its core may be the one that its port's thread is on. And for how much longer for each
+/// letter that the helper has not read: rather more than a thread takes that wakes up for a packet and offers its ring, as others of that core are
+/// about to. Without, some wake up again before all have gone to sleep, and the helper never gets to run.
+const GIVE_WAY_NS: u64 = 50_000;
+const EACH_NS: u64 = 20_000;
+/// How often a ring that a helper owns is looked after: the longest that packets lie if its core is taken away.
+pub(crate) const GUARD_NS: u64 = 1_000_000;
 /// How often a helper sees to it that it is in the idle class.
 const HUMBLE_NS: u64 = 10_000_000;
 /// What [`Helper::beat_ns`] says when nothing is to be expected of it.
@@ -38,6 +45,8 @@ pub(crate) struct Helpers {
     /// They own their cores, and the rings for good.
     pub(crate) dedicated: bool,
     pub(crate) settings: Settings,
+    /// What all ports' threads have found, together.
+    arrivals: Lock<Arrivals>,
 }
 
 #[derive(Debug)]
@@ -79,7 +88,7 @@ impl Helpers {
             })
         };
         let all = cpus.iter().map(helper).collect::<io::Result<_>>()?;
-        Ok(Self { all, datapath, dedicated, settings })
+        Ok(Self { all, datapath, dedicated, settings, arrivals: Lock::default() })
     }
 
     /// Starts their threads, each bound to its core.
@@ -99,6 +108,24 @@ impl Helpers {
     /// Ends the threads.
     pub(crate) fn stop(&self) {
         self.all.iter().for_each(|helper| helper.mailbox.send(Letter::Stop));
+    }
+
+    /// A port's thread has found so many packets in a ring with these `arrivals`. Those by which a helper is to have the ring, if more are expected
+    /// soon: the ring's own, or, for a helper's part, those of all rings that ports' threads look after. Many rings with few packets each keep a core
+    /// as busy as one with many, and busier, for each packet wakes a thread; and so few come because it is busy.
+    pub(crate) fn expects_more(&self, arrivals: Arrivals, packets: usize, now_ns: u64) -> Option<Arrivals> {
+        // Whoever finds another thread at it goes by its own: a thread may be stopped at any moment.
+        let all = self.arrivals.try_lock().filter(|_| packets > 0).map(|mut all| {
+            all.found(packets, now_ns);
+            all.part_of(self.all.len())
+        });
+        [Some(arrivals), all].into_iter().flatten().find(|found| found.expects_more(&self.settings.hysteresis))
+    }
+
+    /// How long a ring that is on offer to helper `n` is left for it to take.
+    pub(crate) fn way_ns(&self, n: usize) -> u64 {
+        let before = self.all.get(n).map_or(0, |helper| helper.mailbox.waiting() as u64);
+        (GIVE_WAY_NS + before * EACH_NS).min(GUARD_NS)
     }
 
     /// The helper that is to be offered a ring with this hash, whose packets last went to `receiver`; `None` if no core is

@@ -24,9 +24,15 @@ impl<T> Mailbox<T> {
     pub(crate) fn send(&self, letter: T) {
         self.letters.lock().push(letter);
         // Release, and Acquire in `take`: who finds the note finds the letter. A swap, so that a `take` at the same moment comes
-        // either before, and leaves the note, or after.
-        self.any.swap(true, Ordering::AcqRel);
-        self.wake.signal();
+        // either before, and leaves the note, or after. Whoever has left a note that is still there wakes the reader for both.
+        if !self.any.swap(true, Ordering::AcqRel) {
+            self.wake.signal();
+        }
+    }
+
+    /// How many letters have not been read.
+    pub(crate) fn waiting(&self) -> usize {
+        self.letters.lock().len()
     }
 
     /// What has come; costs one load if nothing has.

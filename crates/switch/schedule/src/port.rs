@@ -2,7 +2,7 @@
 //! thread, and in the VM's cgroup when it has been put there, so what a guest causes is the guest's (PhD §4.3.1).
 
 use crate::coalesce::Coalescing;
-use crate::helper::{Helpers, OFFER_NS, vm_of};
+use crate::helper::{GUARD_NS, Helpers, OFFER_NS, vm_of};
 use crate::mailbox::Mailbox;
 use crate::owned_ring::OwnedRing;
 use crate::policy::{Arrivals, Batch, Kicks, TransmitTimer, Turn, Turns, Vm};
@@ -21,10 +21,6 @@ use std::time::Duration;
 const POLL_NS: u64 = 1_000_000;
 /// How often a receiver without buffers is looked at while packets wait for it.
 const HOLD_RETRY_NS: u64 = 100_000;
-/// How often a ring that a helper owns is looked after: the longest that packets lie if its core is taken away.
-const GUARD_NS: u64 = 1_000_000;
-/// How long a ring just offered is left for the helper to take: its core may be the one that we are on.
-const GIVE_WAY_NS: u64 = 50_000;
 /// How long dear packets, those of which a burst is full before it has as many as it may (`Outcome::more`), keep others of this core
 /// waiting: then they have their turn. A thread that woke up meanwhile may have to wait for the kernel's next tick, 4 ms for some,
 /// and one that is interrupted by that has a lock more often than not. Often enough for those; seldom enough that what is
@@ -127,11 +123,10 @@ enum Next {
     Woken,
 }
 
-/// Whether a ring is on offer.
-#[derive(Clone, Copy, PartialEq, Eq)]
+/// Whether a ring is on offer, and until when the helper is given way: no thread is to be woken up on its core for each packet meanwhile.
 enum Offered {
-    Now,
-    Before,
+    Now(u64),
+    Before(u64),
     Not,
 }
 
@@ -173,7 +168,7 @@ impl Server {
             return false;
         }
         if ring.leave_to_helper(helpers, *now_ns) {
-            ring.next = Next::At(*now_ns + GUARD_NS);
+            ring.next = Next::At(guard_ns(*now_ns));
             return false;
         }
         if !turns.has_turn(&ring.turn) {
@@ -195,13 +190,13 @@ impl Server {
             ring.next = next;
             return false;
         }
-        let offered = ring.offer(helpers, forwarder.last_receiver(), *now_ns);
-        if offered == Offered::Now {
-            ring.next = Next::At(*now_ns + GIVE_WAY_NS);
-            return false;
-        }
         let more = outcome.packets == BURST || outcome.more;
-        ring.next = if more { Next::Now } else { ring.emptied(offered, helpers, forwarder, *now_ns) };
+        ring.next = match ring.offer(helpers, forwarder.last_receiver(), outcome.packets, *now_ns) {
+            Offered::Now(until_ns) => Next::At(until_ns),
+            _ if more => Next::Now,
+            Offered::Before(until_ns) => Next::At(until_ns),
+            Offered::Not => ring.emptied(helpers, forwarder, *now_ns),
+        };
         ring.next == Next::Now
     }
 
@@ -284,6 +279,11 @@ impl Server {
     }
 }
 
+/// When a ring that a helper has, or may have, is looked after next. At the same time for all rings, so that the helper loses its core once.
+fn guard_ns(now_ns: u64) -> u64 {
+    (now_ns / GUARD_NS + 1) * GUARD_NS
+}
+
 /// Gives others of this core their turn after [`TURN_NS`] of dear packets.
 fn yield_if_due(outcome: &Outcome, yielded_ns: &mut u64, forwarder: &Forwarder, now_ns: u64) {
     if outcome.more && now_ns.saturating_sub(*yielded_ns) > TURN_NS {
@@ -317,7 +317,7 @@ impl PortRing {
     }
 
     /// The ring has been emptied: asks the guest for its next kick, and says when to look again. `Now`: the guest was faster.
-    fn emptied(&mut self, offered: Offered, helpers: &Helpers, forwarder: &mut Forwarder, now_ns: u64) -> Next {
+    fn emptied(&mut self, helpers: &Helpers, forwarder: &mut Forwarder, now_ns: u64) -> Next {
         let (port, queue) = (&self.owned.port, self.owned.queue);
         let (gathered, vm) = (std::mem::take(&mut self.gathered), vm_of(helpers.settings.view, port));
         let mut batch = Batch::of(&port.batches[0]);
@@ -329,7 +329,7 @@ impl PortRing {
             Kicks::Batch { packets, due_ns } => {
                 forwarder.rearm_notifications(port, queue, packets.saturating_sub(1));
                 // Work before blocking (PhD §4.3.5): nothing waits for the timer once the guest sleeps.
-                if let (Vm::Running(core), Offered::Not) = (vm, offered)
+                if let Vm::Running(core) = vm
                     && let Some(helper) = helpers.on(core)
                 {
                     helpers.offer(helper, &self.owned, None);
@@ -339,7 +339,7 @@ impl PortRing {
             Kicks::Next if forwarder.rearm_notifications(port, queue, 0) => Next::Now,
             Kicks::Next if self.owned.owner.is_own() => Next::Woken,
             // A helper has claimed it meanwhile, and may have asked the guest not to kick.
-            Kicks::Next => Next::At(now_ns + GUARD_NS),
+            Kicks::Next => Next::At(guard_ns(now_ns)),
         };
         self.kicks_disabled = next == Next::Now;
         next
@@ -351,30 +351,31 @@ impl PortRing {
             Some(until_ns) => Some(Next::At(until_ns)),
             // Until control has answered, unless a helper takes it meanwhile.
             None if outcome.stalled && !outcome.short_of_buffers && self.owned.owner.is_own() => Some(Next::Woken),
-            None if outcome.stalled && !outcome.short_of_buffers => Some(Next::At(now_ns + GUARD_NS)),
+            None if outcome.stalled && !outcome.short_of_buffers => Some(Next::At(guard_ns(now_ns))),
             None if outcome.short_of_buffers && !outcome.more => Some(Next::At(now_ns + HOLD_RETRY_NS)),
             None => None,
         }
     }
 
     /// Offers the ring to an idle core if more packets are expected soon.
-    fn offer(&mut self, helpers: &Helpers, receiver: Option<&Port>, now_ns: u64) -> Offered {
+    fn offer(&mut self, helpers: &Helpers, receiver: Option<&Port>, packets: usize, now_ns: u64) -> Offered {
         if self.owned.owner.is_offered() {
-            let young = |(_, since_ns)| now_ns.saturating_sub(since_ns) <= OFFER_NS;
+            let way_ns = self.offer.map_or(GUARD_NS, |(helper, _)| helpers.way_ns(helper));
+            let young = |(_, since_ns)| now_ns.saturating_sub(since_ns) <= OFFER_NS + way_ns;
             if self.offer.is_some_and(young) || !self.owned.owner.withdraw() {
-                return Offered::Before;
+                return Offered::Before(now_ns + way_ns);
             }
             if let Some((helper, _)) = self.offer {
                 helpers.avoid(helper, now_ns);
             }
         }
         self.offer = None;
-        if self.arrivals.expects_more(&helpers.settings.hysteresis) {
+        if let Some(arrivals) = helpers.expects_more(self.arrivals, packets, now_ns) {
             let hash = u64::from(self.owned.port.id.0) << 8 | u64::from(self.owned.queue);
             if let Some(helper) = helpers.choose(hash.wrapping_mul(0x9e37_79b9_7f4a_7c15), receiver, now_ns) {
-                helpers.offer(helper, &self.owned, Some(self.arrivals));
+                helpers.offer(helper, &self.owned, Some(arrivals));
                 self.offer = Some((helper, now_ns));
-                return Offered::Now;
+                return Offered::Now(now_ns + helpers.way_ns(helper));
             }
         }
         Offered::Not

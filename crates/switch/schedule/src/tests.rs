@@ -251,3 +251,44 @@ fn a_helper_gives_back_a_ring_that_may_not_go_on() {
         threads.into_iter().for_each(|thread| thread.join().unwrap());
     }
 }
+
+/// Helpers on so many cores, whose threads do not run.
+fn helpers(cores: usize) -> Helpers {
+    let datapath = Arc::new(Datapath::new(1, lasthop_forward::PATIENCE_MS).unwrap());
+    let (_reader, writer) = rustix::pipe::pipe().unwrap();
+    let settings =
+        Settings { helpers: (0..cores).collect(), prompter: Some(Prompter::new(writer)), ..Settings::default() };
+    Helpers::new(datapath, settings).unwrap()
+}
+
+/// Sixteen rings with a packet each 150 µs: of one ring none is worth waiting for, of all of them on one core each is.
+#[test]
+fn many_rings_with_few_packets_each_are_worth_a_helper_as_one_with_many() {
+    for (cores, rings, wanted) in [(1, 16, true), (1, 1, false), (1, 2, false), (4, 16, true), (64, 16, false)] {
+        let helpers = helpers(cores);
+        let (mut arrivals, mut last) = (vec![Arrivals::default(); rings], None);
+        for n in 0..100 * rings as u64 {
+            let (ring, now_ns) = (&mut arrivals[n as usize % rings], n * 150_000 / rings as u64);
+            ring.found(1, now_ns);
+            // Looking at a ring in vain says nothing.
+            helpers.expects_more(*ring, 0, now_ns);
+            last = helpers.expects_more(*ring, 1, now_ns);
+        }
+        assert!(arrivals.iter().all(|ring| !ring.expects_more(&helpers.settings.hysteresis)));
+        assert_eq!(last.is_some(), wanted, "{rings} rings, {cores} cores");
+    }
+}
+
+/// The more rings wait for a helper, the more threads are about to wake up on its core, and the longer each is to keep away from it.
+#[test]
+fn a_helper_is_given_way_until_all_threads_that_have_offered_it_rings_may_sleep() {
+    let helpers = helpers(1);
+    let offer = |n: u32| {
+        let ring = Arc::new(OwnedRing::new(Arc::new(Port::new(PortId(n), format!("p{n}"))), 1, None));
+        helpers.offer(0, &ring, Some(Arrivals::default()));
+        helpers.way_ns(0)
+    };
+    let ways: Vec<u64> = (1..=100).map(offer).collect();
+    assert!(ways.is_sorted() && ways[0] < 100_000 && ways[31] > 32 * 15_000, "{ways:?}");
+    assert_eq!(ways[99], crate::helper::GUARD_NS, "no packet lies for longer");
+}

@@ -56,6 +56,11 @@ impl Arrivals {
         self.last_ns = now_ns;
     }
 
+    /// One part of so many of a stream.
+    pub fn part_of(self, parts: usize) -> Self {
+        Self { gap_ns: self.gap_ns.saturating_mul(parts as u64), ..self }
+    }
+
     /// The mean gap.
     pub fn gap_ns(&self) -> u64 {
         self.gap_ns
@@ -121,6 +126,12 @@ mod tests {
         assert!(arrivals.expects_more(&hysteresis));
         arrivals.found(1, arrivals.last_ns + 3_600_000_000_000);
         assert!(!arrivals.expects_more(&hysteresis));
+    }
+
+    #[test]
+    fn a_part_of_a_stream_comes_more_seldom() {
+        let (hysteresis, stream) = (Hysteresis::default(), after(10_000, 1));
+        assert!(stream.part_of(4).expects_more(&hysteresis) && !stream.part_of(8).expects_more(&hysteresis));
     }
 
     #[test]

@@ -53,8 +53,11 @@ impl BackOff {
     /// Undisturbed for so long, it is as good as any.
     const PROBATION_NS: u64 = 20_000_000;
 
-    /// The core was wanted by somebody else at `now_ns`.
+    /// The core was wanted by somebody else at `now_ns`. Each ring that it had says so: what is left alone already is not left alone for longer.
     pub fn taken_away(&mut self, now_ns: u64) {
+        if self.holds(now_ns) {
+            return;
+        }
         self.length_ns = match self.length_ns {
             _ if now_ns > self.until_ns.saturating_add(Self::PROBATION_NS).saturating_add(self.length_ns) => {
                 Self::FIRST_NS
@@ -127,5 +130,12 @@ mod tests {
         now += 3_000_000_000;
         back_off.taken_away(now);
         assert!(!back_off.holds(now + 2_000_000), "a second chance");
+    }
+
+    #[test]
+    fn a_core_that_is_lost_with_many_rings_is_lost_once() {
+        let (mut back_off, now) = (BackOff::default(), 1_000_000_000);
+        (0..32).for_each(|ring| back_off.taken_away(now + ring * 1000));
+        assert!(back_off.holds(now + 1_999_999) && !back_off.holds(now + 2_000_000));
     }
 }
