@@ -329,7 +329,7 @@ impl World {
         self.polling.remove(&core);
         self.stats.taken_away += 1;
         let now_ns = self.clock.now_ns();
-        self.helpers[core].back_off.taken_away(now_ns);
+        self.helpers[core].back_off.taken_away(now_ns, now_ns);
         self.tasks[core].state = state;
         self.cores[core].running = None;
     }

@@ -178,9 +178,9 @@ impl Helpers {
         !self.dedicated && now_ns.saturating_sub(helper.beat_ns.load(Ordering::Relaxed)) > LOST_NS
     }
 
-    /// Helper `n`'s core has other things to do: it is not asked for a while.
-    pub(crate) fn avoid(&self, n: usize, now_ns: u64) {
-        self.all.get(n).into_iter().for_each(|helper| helper.back_off.lock().taken_away(now_ns));
+    /// Helper `n`'s core, which a ring was offered at `since_ns`, has other things to do: it is not asked for a while.
+    pub(crate) fn avoid(&self, n: usize, since_ns: u64, now_ns: u64) {
+        self.all.get(n).into_iter().for_each(|helper| helper.back_off.lock().taken_away(since_ns, now_ns));
     }
 
     /// Somebody waits for a lock: helpers that may hold it and do not get to run are put into the normal class, until

@@ -310,7 +310,7 @@ impl PortRing {
         let lost = helpers.is_lost(helper, now_ns);
         if lost {
             self.owned.owner.take_away(helper);
-            helpers.avoid(helper, now_ns);
+            helpers.avoid(helper, self.offer.map_or(now_ns, |(_, since_ns)| since_ns), now_ns);
             helpers.boost(WaitNotice::HolderUnknown);
         }
         !lost
@@ -365,8 +365,8 @@ impl PortRing {
             if self.offer.is_some_and(young) || !self.owned.owner.withdraw() {
                 return Offered::Before(now_ns + way_ns);
             }
-            if let Some((helper, _)) = self.offer {
-                helpers.avoid(helper, now_ns);
+            if let Some((helper, since_ns)) = self.offer {
+                helpers.avoid(helper, since_ns, now_ns);
             }
         }
         self.offer = None;

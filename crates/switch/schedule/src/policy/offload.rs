@@ -53,9 +53,10 @@ impl BackOff {
     /// Undisturbed for so long, it is as good as any.
     const PROBATION_NS: u64 = 20_000_000;
 
-    /// The core was wanted by somebody else at `now_ns`. Each ring that it had says so: what is left alone already is not left alone for longer.
-    pub fn taken_away(&mut self, now_ns: u64) {
-        if self.holds(now_ns) {
+    /// The core was wanted by somebody else at `now_ns`, and is found to be by a ring that it was to work for since `since_ns`. Each ring finds it so, but
+    /// it was lost once.
+    pub fn taken_away(&mut self, since_ns: u64, now_ns: u64) {
+        if self.length_ns != 0 && since_ns <= self.until_ns - self.length_ns {
             return;
         }
         self.length_ns = match self.length_ns {
@@ -69,7 +70,7 @@ impl BackOff {
 
     /// It cannot help at all.
     pub fn for_ever(&mut self) {
-        self.until_ns = u64::MAX;
+        (self.until_ns, self.length_ns) = (u64::MAX, 1);
     }
 
     /// Whether it is to be left alone.
@@ -122,20 +123,25 @@ mod tests {
         assert!(!back_off.holds(0));
         let mut now = 1_000_000_000;
         for length in [2, 4, 8, 16, 32, 32, 32] {
-            back_off.taken_away(now);
+            back_off.taken_away(now, now);
             assert!(back_off.holds(now + length * 1_000_000 - 1));
             assert!(!back_off.holds(now + length * 1_000_000));
             now += length * 1_000_000;
         }
         now += 3_000_000_000;
-        back_off.taken_away(now);
+        back_off.taken_away(now, now);
         assert!(!back_off.holds(now + 2_000_000), "a second chance");
     }
 
     #[test]
     fn a_core_that_is_lost_with_many_rings_is_lost_once() {
         let (mut back_off, now) = (BackOff::default(), 1_000_000_000);
-        (0..32).for_each(|ring| back_off.taken_away(now + ring * 1000));
+        (0..32).for_each(|ring| back_off.taken_away(now - 500_000 + ring * 10_000, now + ring * 30_000));
         assert!(back_off.holds(now + 1_999_999) && !back_off.holds(now + 2_000_000));
+        back_off.taken_away(now + 2_000_000, now + 3_000_000);
+        assert!(back_off.holds(now + 6_999_999) && !back_off.holds(now + 7_000_000), "offered anew, and lost again");
+        back_off.for_ever();
+        back_off.taken_away(now, now + 5_000_000_000);
+        assert!(back_off.holds(u64::MAX - 1), "it cannot help at all");
     }
 }
