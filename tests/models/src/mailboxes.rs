@@ -23,6 +23,7 @@ pub fn every_letter_arrives() {
             }
             got.extend(letters);
         }
+        assert_eq!(mailbox.waiting(), 0);
         for sender in [1, 2] {
             let numbers: Vec<i32> = got.iter().filter(|(from, _)| *from == sender).map(|(_, n)| *n).collect();
             assert_eq!(numbers, (0..sender).collect::<Vec<_>>(), "letters must not overtake each other");
