@@ -2,12 +2,14 @@
 //! from it. Wireshark and tcpdump read it. The process may do nothing with files but write those that were opened before it gave up its
 //! rights, so a file that is full cannot be renamed: two that are open take turns.
 //!
-//! Packets are whole, up to 64 KiB, as a guest with offloads gets them: their checksums may be left to be filled in.
+//! Packets are whole, up to 64 KiB, as a guest with offloads gets them. Checksums that their senders left to be filled in are filled in,
+//! so that nobody takes them for wrong.
 
 use super::{Device, DeviceError, Got, OpenError, Sent, Wanted};
 use crate::counters::{Counters, Reason};
 use crate::memory::MemoryConfig;
 use crate::pair::{Packet, Pair, VNET};
+use lasthop_frame::{VnetHdr, sum};
 use lasthop_sys::EventFd;
 use lasthop_text::MacAddr;
 use lasthop_uplink_ipc::{UplinkDevice, UplinkDriver};
@@ -142,7 +144,7 @@ impl File {
         for word in [now.tv_sec as u32, now.tv_nsec as u32, len as u32, len as u32] {
             self.unsent.extend(word.to_le_bytes());
         }
-        let mut skip = VNET;
+        let (mut skip, frame) = (VNET, self.unsent.len());
         for run in &packet.runs {
             let skipped = skip.min(run.1);
             skip -= skipped;
@@ -150,6 +152,11 @@ impl File {
             self.unsent.resize(begin + run.1 - skipped, 0);
             bytes.read(0, self.unsent.get_mut(begin..).unwrap_or_default());
         }
+        let mut vnet = [0; VNET];
+        if let Some(run) = packet.runs.first() {
+            pair.bytes(*run).read(0, &mut vnet);
+        }
+        complete(&VnetHdr::parse(&vnet), self.unsent.get_mut(frame..).unwrap_or_default());
         self.packets = (self.packets.0 + 1, self.packets.1 + len as u64);
     }
 
@@ -216,6 +223,19 @@ impl File {
     }
 }
 
+/// Fills in the checksum that a frame's sender left to do; of a packet to be cut up it is that of the whole. One that lies outside the frame
+/// stays as it is.
+fn complete(vnet: &VnetHdr, frame: &mut [u8]) {
+    let start = usize::from(vnet.csum_start);
+    if vnet.flags & VnetHdr::F_NEEDS_CSUM != 0
+        && let Some(summed) = frame.get_mut(start..)
+    {
+        let value = sum::finish(sum::sum(summed)).to_be_bytes();
+        let at = usize::from(vnet.csum_offset);
+        summed.get_mut(at..at + 2).into_iter().for_each(|field| field.copy_from_slice(&value));
+    }
+}
+
 /// The file is empty but for its header; how long it is then.
 fn begin(file: &OwnedFd) -> Result<u64, Errno> {
     ftruncate(file, 0)?;
@@ -240,6 +260,37 @@ impl AsFd for File {
         match &self.to {
             To::Pipe(pipe) => pipe.as_fd(),
             To::Files { nothing, .. } => nothing.as_fd(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn checksums_are_filled_in_where_they_lie_in_the_frame() {
+        let asks = |csum_start, csum_offset| VnetHdr {
+            flags: VnetHdr::F_NEEDS_CSUM,
+            csum_start,
+            csum_offset,
+            ..VnetHdr::default()
+        };
+        let frame: Vec<u8> = (0..61).collect();
+        let completed = |vnet: VnetHdr| {
+            let mut frame = frame.clone();
+            complete(&vnet, &mut frame);
+            frame
+        };
+        for (start, offset) in [(34, 16), (35, 6), (0, 58)] {
+            let there = completed(asks(start, offset));
+            let (start, at) = (usize::from(start), usize::from(start + offset));
+            let is = u32::from(u16::from_be_bytes([there[at], there[at + 1]]));
+            assert_eq!(u32::from(!sum::fold(sum::sum(&frame[start..]))), is, "{start} {offset}");
+            assert_eq!((&there[..at], &there[at + 2..]), (&frame[..at], &frame[at + 2..]));
+        }
+        for vnet in [VnetHdr { flags: 0, ..asks(34, 16) }, asks(34, 26), asks(61, 0), asks(u16::MAX, u16::MAX)] {
+            assert_eq!(completed(vnet), frame, "{vnet:?}");
         }
     }
 }
