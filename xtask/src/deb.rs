@@ -91,7 +91,7 @@ fn control(tree: &Path, version: &str) -> Result<(), String> {
     let text = format!(
         "Package: lasthop\nVersion: {version}\nArchitecture: amd64\nMaintainer: The lasthop developers <root@localhost>\n\
          Installed-Size: {kib}\nDepends: libc6 (>= 2.36), libgcc-s1, init-system-helpers, systemd | systemd-standalone-sysusers\n\
-         Suggests: openvswitch-switch, prometheus\nSection: net\nPriority: optional\n\
+         Suggests: openvswitch-switch, prometheus, tcpdump\nSection: net\nPriority: optional\n\
          Description: last-hop switch for virtual machines\n \
          Carries packets between the VMs of one host, and between them and the network,\n for any virtio guest \
          whose machine speaks vhost-user.\n"

@@ -451,9 +451,11 @@ impl Api {
         to: String,
         direction: String,
         sample: Option<u32>,
+        labelled: Option<bool>,
     ) -> Result<MirrorList, ApiError> {
         self.may_change()?;
-        let call = MirrorCall::Add(MirrorConfig { name, from, to, direction, sample: sample.unwrap_or(1) });
+        let (sample, labelled) = (sample.unwrap_or(1), labelled.unwrap_or(false));
+        let call = MirrorCall::Add(MirrorConfig { name, from, to, direction, sample, labelled });
         self.change("mirror list", |answer| Call::Mirror { call, answer }).await
     }
 

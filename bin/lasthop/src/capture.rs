@@ -1,47 +1,107 @@
-//! `lasthop capture`: a mirror to a capture file, or to whoever reads our standard output, for as long as the command runs.
+//! `lasthop capture`: a mirror whose copies say what they are, written as pcapng for as long as the command runs.
 //!
-//! The packets are written by a process of their own, as for any mirror to a file: a driver domain, which sees no guest's memory. Where they
-//! go to standard output there is a named pipe in between, which is read here.
+//! The copies are taken by a process of their own, as for any mirror to a file: a driver domain, which sees no guest's memory. It writes them into
+//! a named pipe, which is read here; labels are taken off, the filter is run and files are written in this process alone. So nothing of it is in
+//! the switch, and whatever it cannot take in time is lost there and counted.
+
+mod filter;
+mod output;
+mod records;
 
 use crate::client::{CliError, Instance};
 use crate::list::{all_ports, ovs_decides};
 use crate::mirror::{file_driver, file_size};
 use clap::Args;
-use lasthop_api::SwitchProxy;
+use filter::Filter;
+use lasthop_api::{Drops, Port, SwitchProxy};
+use lasthop_policy::{Label, MAX_MIRRORED};
 use lasthop_sys::SignalFd;
+use lasthop_text::counted;
+use lasthop_uplink_ipc::UplinkDriver;
+use output::{Head, Interface, Output, Packet, Ring, Statistics};
+use records::Records;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, Mode, OFlags, mknodat, open};
 use rustix::io::Errno;
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant, SystemTime};
 
 /// How long a look at the pipe may wait.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+/// How long the process that takes the copies may take to begin.
+const START: Duration = Duration::from_secs(5);
+/// Bytes that wait in the pipe, if the system lets it be so long.
+const PIPE: usize = 1 << 20;
+/// The word for all ports.
+const ANY: &str = "any";
 
 #[derive(Debug, Args)]
 pub struct CaptureArgs {
-    /// The ports whose packets are captured; uplinks too
-    #[arg(required = true, value_delimiter = ',')]
-    ports: Vec<String>,
+    /// The ports whose packets are captured, uplinks too; `any`: all that there are now
+    #[arg(value_name = "PORT,...|any", default_value = ANY)]
+    ports: String,
+    /// Which packets, as tcpdump has it (pcap-filter(7)): `tcp port 80`
+    #[arg(value_name = "FILTER")]
+    filter: Vec<String>,
     /// The file; `-` is standard output, for `tcpdump -r -` or wireshark
     #[arg(short, long, value_name = "FILE", default_value = "-")]
     write: PathBuf,
+    /// End after so many packets
+    #[arg(short, long, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..))]
+    count: Option<u64>,
+    /// Bytes of each packet that are kept
+    #[arg(short, long, value_name = "BYTES", default_value_t = 262_144, value_parser = clap::value_parser!(u32).range(14..=262_144))]
+    snaplen: u32,
     /// What is captured: what those ports' guests send, as they send it, what is sent to them, as they get it, or both
     #[arg(long, value_name = "from-guest|to-guest|both", default_value = "both", value_parser = ["from-guest", "to-guest", "both"])]
     direction: String,
-    /// How long the file may be before it goes on in FILE.1, and then in FILE again, such as 100M [default: any length]
-    #[arg(long, value_name = "SIZE", value_parser = file_size)]
+    /// How long the file may be, such as 100M, before it goes on in FILE.1, FILE.2 and so on, and then in FILE again [default: any length]
+    #[arg(short = 'C', long, value_name = "SIZE", value_parser = file_size)]
     max_size: Option<String>,
+    /// With --max-size: how many files there are
+    #[arg(short = 'W', long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(2..=1000))]
+    files: u32,
     /// Directory of the running instance's API socket
     #[arg(long, value_name = "DIR", default_value = "/run/lasthop")]
     run_dir: PathBuf,
 }
 
-/// A named pipe, which goes with this.
+impl CaptureArgs {
+    fn to_stdout(&self) -> bool {
+        self.write == Path::new("-")
+    }
+
+    fn ring(&self) -> Result<Option<Ring>, CliError> {
+        if self.to_stdout() {
+            return Ok(None);
+        }
+        let limit = self.max_size.as_deref().and_then(|size| UplinkDriver::file_limit(&file_driver(Some(size))));
+        let path =
+            std::path::absolute(&self.write).map_err(|e| CliError::new(format!("{}: {e}", self.write.display())))?;
+        Ok(Some(Ring { path, limit: limit.unwrap_or(u64::MAX), files: self.files }))
+    }
+
+    /// What makes no sense, whatever is running.
+    fn check(&self) -> Result<(), CliError> {
+        if self.to_stdout() && self.max_size.is_some() {
+            return Err(CliError::usage("--max-size is for a file; name one with -w FILE"));
+        }
+        if self.to_stdout() && io::stdout().is_terminal() {
+            return Err(CliError::usage(
+                "standard output is a terminal; name a file with -w FILE, or append `| tcpdump -n -r -` to the command",
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// A named pipe, which goes with this. It goes last: the process that writes to it would make a file of that name.
 struct Pipe(PathBuf);
 
 impl Drop for Pipe {
@@ -50,85 +110,162 @@ impl Drop for Pipe {
     }
 }
 
-/// Until SIGINT, SIGTERM, SIGHUP, or until nobody reads our output any more.
-pub fn capture(args: &CaptureArgs) -> Result<String, CliError> {
-    let to_stdout = args.write == Path::new("-");
-    if to_stdout && args.max_size.is_some() {
-        return Err(CliError::usage("--max-size is for a file; name one with -w FILE"));
-    }
-    if to_stdout && io::stdout().is_terminal() {
-        return Err(CliError::usage(
-            "standard output is a terminal; name a file with -w FILE, or append `| tcpdump -n -r -` to the command",
-        ));
-    }
-    // Before any thread is started.
-    let signals = SignalFd::new().map_err(|e| CliError::new(format!("signals: {e}")))?;
-    let mut instance = Instance::connect(&args.run_dir)?;
-    check(&mut instance, &args.ports)?;
-    let name = format!("capture-{}", std::process::id());
-    let (pipe, path) = if to_stdout {
-        let pipe = Pipe(std::env::temp_dir().join(format!("lasthop-{name}")));
-        let failed = |e: Errno| CliError::new(format!("{}: {e}; is there such a file already?", pipe.0.display()));
-        mknodat(rustix::fs::CWD, &pipe.0, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).map_err(failed)?;
+impl Pipe {
+    fn new(name: &str) -> Result<(Self, OwnedFd), CliError> {
+        let path = std::env::temp_dir().join(format!("lasthop-{name}"));
+        let failed = |e: Errno| CliError::new(format!("{}: {e}; is there such a file already?", path.display()));
+        mknodat(rustix::fs::CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).map_err(failed)?;
+        let pipe = Self(path.clone());
         // Written to as well, so that the end of a writer, which another may follow, is no end of the file.
         let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let fd = open(&pipe.0, flags, Mode::empty()).map_err(failed)?;
-        let path = pipe.0.clone();
-        (Some((pipe, fd)), path)
-    } else {
-        (None, std::path::absolute(&args.write).map_err(|e| CliError::new(format!("{}: {e}", args.write.display())))?)
-    };
-    let Some(path) = path.to_str() else {
-        return Err(CliError::usage(format!("{}: the path is not UTF-8; choose another", path.display())));
-    };
-    let driver = file_driver(args.max_size.as_deref());
-    instance.ask(async |c| c.port_add_device(&name, path, Some(&driver), 1, 0, false, &[]).await)?;
-    let from: Vec<_> = args.ports.iter().map(String::as_str).collect();
-    let mirrored = instance.ask(async |c| c.mirror_add(&name, &from, &name, &args.direction, None).await);
-    let ended = mirrored.and_then(|_| {
-        let done = Arc::new(AtomicBool::new(false));
-        let reader = pipe.map(|(pipe, fd)| {
-            let done = done.clone();
-            std::thread::spawn(move || (copy(&fd, &done), pipe).0)
-        });
-        wait(&signals, || reader.as_ref().is_some_and(std::thread::JoinHandle::is_finished))?;
-        instance.ask(async |c| c.mirror_del(&name).await)?;
-        let told = counted(&mut instance, &name);
-        Ok((done, reader, told))
-    });
-    // Its process writes what it still has before it ends.
-    let gone = instance.ask(async |c| c.port_del(&name).await);
-    let (done, reader, told) = ended?;
-    done.store(true, Ordering::Relaxed);
-    let written = reader.map(|reader| reader.join().unwrap_or_else(|_| Err(io::Error::other("the reader panicked"))));
-    let _ = writeln!(io::stderr(), "{told}");
-    gone?;
-    match written {
-        Some(Err(e)) if e.kind() != io::ErrorKind::BrokenPipe => {
-            Err(CliError::new(format!("cannot write to standard output: {e}")))
-        }
-        _ => Ok(String::new()),
+        let fd = open(&path, flags, Mode::empty()).map_err(failed)?;
+        // A shorter one loses more, and that is counted.
+        let _ = rustix::pipe::fcntl_setpipe_size(&fd, PIPE);
+        Ok((pipe, fd))
     }
 }
 
-/// Refuses what cannot be captured, before a file is made. A port that is not there is a slip here, though a mirror could wait for it.
-fn check(instance: &mut Instance, from: &[String]) -> Result<(), CliError> {
+/// Until SIGINT, SIGTERM, SIGHUP, until so many packets are captured, or until nobody reads our output any more.
+pub fn capture(args: &CaptureArgs) -> Result<String, CliError> {
+    args.check()?;
+    // Before any thread is started.
+    let signals = SignalFd::new().map_err(|e| CliError::new(format!("signals: {e}")))?;
+    let mut instance = Instance::connect(&args.run_dir)?;
+    let ports = chosen(&mut instance, args)?;
+    let text = args.filter.join(" ");
+    let filter =
+        if text.is_empty() { None } else { Some(Filter::compile(&text).map_err(|e| hint(e, &mut instance, args))?) };
+    let ring = args.ring()?;
+    if let Some(ring) = &ring {
+        Output::check(&ring.path).map_err(|e| CliError::new(e.to_string()))?;
+    }
+    let name = format!("capture-{}", std::process::id());
+    let (pipe, fd) = Pipe::new(&name)?;
+    let Some(path) = pipe.0.to_str() else {
+        return Err(CliError::usage(format!("{}: the path is not UTF-8; choose another $TMPDIR", pipe.0.display())));
+    };
+    instance.ask(async |c| c.port_add_device(&name, path, Some(&file_driver(None)), 1, 0, false, &[]).await)?;
+    let head = Head {
+        interfaces: ports.iter().map(interface).collect(),
+        snaplen: args.snaplen,
+        filter: (!text.is_empty()).then_some(text),
+    };
+    let ended = run(
+        &mut instance,
+        args,
+        &name,
+        &signals,
+        |output| Reader::new(fd, output, ports.len(), filter, args),
+        head,
+        ring,
+    );
+    // Its process writes what it still has before it ends.
+    let gone = instance.ask(async |c| c.port_del(&name).await);
+    let (lost, started, reader) = ended?;
+    let finished = reader.finish();
+    gone?;
+    let meanwhile = all_ports(&mut instance).unwrap_or_default();
+    finished.end(started, &ports, &meanwhile, lost)
+}
+
+type Running = (Vec<Drops>, Duration, Worker);
+
+/// From the mirror's beginning to its end. The reader goes on until all is read.
+fn run(
+    instance: &mut Instance,
+    args: &CaptureArgs,
+    name: &str,
+    signals: &SignalFd,
+    reader: impl FnOnce(Output) -> Reader,
+    head: Head,
+    ring: Option<Ring>,
+) -> Result<Running, CliError> {
+    wait_until_up(instance, name)?;
+    let from: Vec<_> = head.interfaces.iter().map(|interface| interface.name.clone()).collect();
+    let from: Vec<_> = from.iter().map(String::as_str).collect();
+    let started = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    instance.ask(async |c| c.mirror_add(name, &from, name, &args.direction, None, Some(true)).await)?;
+    // Whoever reads it knows by these first bytes that packets are captured from now on.
+    let output = Output::new(head, ring).map_err(|e| CliError::new(format!("cannot write: {e}")));
+    let begun = output.and_then(|output| {
+        let worker = Worker::start(reader(output));
+        wait(signals, || worker.thread.is_finished())?;
+        Ok(worker)
+    });
+    instance.ask(async |c| c.mirror_del(name).await)?;
+    let worker = begun?;
+    let taken = all_ports(instance).unwrap_or_default().into_iter().find(|port| port.name == name);
+    Ok((taken.map(|port| port.to_guest.drops).unwrap_or_default(), started, worker))
+}
+
+/// Copies that come before the port is up would be lost.
+fn wait_until_up(instance: &mut Instance, name: &str) -> Result<(), CliError> {
+    let started = Instant::now();
+    loop {
+        let port = all_ports(instance)?.into_iter().find(|port| port.name == name);
+        match port {
+            Some(port) if port.state == "up" => return Ok(()),
+            Some(port) if started.elapsed() > START => {
+                let why = port.last_error.map_or_else(String::new, |e| format!(" ({e})"));
+                return Err(CliError::new(format!(
+                    "the process that takes the copies does not begin{why}; look at the log of `lasthop run`"
+                )));
+            }
+            _ => std::thread::sleep(Duration::from_millis(10)),
+        }
+    }
+}
+
+/// The ports that are meant. Refuses what cannot be captured, before a file is made. A port that is not there is a slip here, though a mirror could
+/// wait for it.
+fn chosen(instance: &mut Instance, args: &CaptureArgs) -> Result<Vec<Port>, CliError> {
     if ovs_decides(instance)? {
         return Err(CliError::new(
             "Open vSwitch decides here (`lasthop run --control ovs`), and a capture is a mirror of the learning switch's; have Open vSwitch \
              mirror the port (`ovs-vsctl`), or capture in the VM",
         ));
     }
-    if let Some(twice) = from.iter().enumerate().find_map(|(n, port)| from[..n].contains(port).then_some(port)) {
-        return Err(CliError::usage(format!("{twice} is named twice; once is enough")));
-    }
     let there = all_ports(instance)?;
-    match from.iter().find(|port| !there.iter().any(|p| p.name == **port)) {
-        Some(missing) => {
-            Err(CliError::new(format!("there is no port {missing}; `lasthop port list` shows those there are")))
-        }
-        None => Ok(()),
+    let find = |name: &str| there.iter().find(|port| port.name == name);
+    if args.ports == ANY && find(ANY).is_none() {
+        let mirrors = instance.ask(async |c| c.mirror_list().await)?.mirrors;
+        let gets_copies = |port: &Port| mirrors.iter().any(|mirror| mirror.to == port.name);
+        let is_file = |port: &Port| port.driver.as_deref() == Some(UplinkDriver::File.name());
+        let all: Vec<_> = there.into_iter().filter(|port| !gets_copies(port) && !is_file(port)).collect();
+        return match all.len() {
+            0 => Err(CliError::new("there is no port that could be captured; `lasthop port add` makes one")),
+            n if n >= MAX_MIRRORED => {
+                Err(CliError::new(format!("{n} ports cannot be captured at once; name some of them")))
+            }
+            _ => Ok(all),
+        };
     }
+    let mut ports: Vec<Port> = Vec::new();
+    for name in args.ports.split(',') {
+        if ports.iter().any(|port| port.name == name) {
+            return Err(CliError::usage(format!("{name} is named twice; once is enough")));
+        }
+        let missing = || CliError::new(format!("there is no port {name}; `lasthop port list` shows those there are"));
+        ports.push(find(name).ok_or_else(missing)?.clone());
+    }
+    Ok(ports)
+}
+
+/// A filter that begins with a port's name is a list of ports with a space in it.
+fn hint(e: CliError, instance: &mut Instance, args: &CaptureArgs) -> CliError {
+    let first = args.filter.first().map(String::as_str).unwrap_or_default();
+    let is_port = all_ports(instance).unwrap_or_default().iter().any(|port| port.name == first);
+    if is_port { CliError::usage(format!("{e}; {first} is a port: write {},{first}", args.ports)) } else { e }
+}
+
+fn interface(port: &Port) -> Interface {
+    let about = match (&port.device, port.uplink) {
+        (Some(device), true) => format!("uplink of lasthop, {device}"),
+        (Some(device), false) => format!("port of lasthop, {device}"),
+        (None, true) => "uplink of lasthop".to_owned(),
+        (None, false) => "port of lasthop, a guest".to_owned(),
+    };
+    Interface { name: port.name.clone(), about }
 }
 
 fn wait(signals: &SignalFd, is_over: impl Fn() -> bool) -> Result<(), CliError> {
@@ -141,36 +278,182 @@ fn wait(signals: &SignalFd, is_over: impl Fn() -> bool) -> Result<(), CliError> 
     Ok(())
 }
 
-/// From the pipe to standard output, until nobody reads that, or all is copied after `done`.
-fn copy(pipe: &OwnedFd, done: &AtomicBool) -> io::Result<()> {
-    let (mut bytes, mut stdout) = (vec![0; 1 << 16], io::stdout().lock());
-    loop {
-        let last = done.load(Ordering::Relaxed);
-        match rustix::io::read(pipe, &mut bytes[..]) {
-            Ok(n) => stdout.write_all(&bytes[..n])?,
-            Err(Errno::AGAIN) if last => return stdout.flush(),
-            Err(Errno::AGAIN) => {
-                stdout.flush()?;
-                let mut fds = [PollFd::new(pipe, PollFlags::IN), PollFd::new(&stdout, PollFlags::empty())];
-                poll(&mut fds, Some(&LOOK))?;
-                // Whoever has read enough (`| head`) is not found out by writing where no packets come.
-                if fds[1].revents().contains(PollFlags::ERR) {
-                    return Err(io::ErrorKind::BrokenPipe.into());
-                }
-            }
-            Err(Errno::INTR) => {}
-            Err(e) => return Err(e.into()),
+/// Reads the pipe, and writes what is wanted.
+struct Reader {
+    pipe: OwnedFd,
+    records: Records,
+    output: Output,
+    filter: Option<Filter>,
+    snaplen: usize,
+    /// Packets that came, and those of them that were wanted, of each port.
+    seen: Vec<(u64, u64)>,
+    /// How many more are wanted.
+    left: u64,
+    to_stdout: bool,
+}
+
+/// A reader in a thread of its own.
+struct Worker {
+    done: Arc<AtomicBool>,
+    thread: std::thread::JoinHandle<(Reader, io::Result<()>)>,
+}
+
+impl Worker {
+    fn start(mut reader: Reader) -> Self {
+        let done = Arc::new(AtomicBool::new(false));
+        let until = done.clone();
+        let thread = std::thread::spawn(move || {
+            let read = reader.read(&until);
+            (reader, read)
+        });
+        Self { done, thread }
+    }
+
+    /// Nothing more is written to the pipe: reads what is in it.
+    fn finish(self) -> Finished {
+        self.done.store(true, Ordering::Relaxed);
+        match self.thread.join() {
+            Ok((reader, read)) => Finished(Some(reader), read),
+            Err(_) => Finished(None, Err(io::Error::other("the reader panicked"))),
         }
     }
 }
 
-/// What was captured, and what was lost on the way.
-fn counted(instance: &mut Instance, name: &str) -> String {
-    let ports = all_ports(instance).unwrap_or_default();
-    let Some(port) = ports.into_iter().find(|port| port.name == name) else { return "captured".into() };
-    let mut text = format!("{} captured", lasthop_text::counted(port.to_guest.packets, "packet"));
-    for drops in &port.to_guest.drops {
-        let _ = write!(text, ", {} lost ({})", drops.packets, drops.reason);
+impl Reader {
+    fn new(pipe: OwnedFd, output: Output, ports: usize, filter: Option<Filter>, args: &CaptureArgs) -> Self {
+        let (seen, records, snaplen) = (vec![(0, 0); ports], Records::default(), args.snaplen as usize);
+        let left = args.count.unwrap_or(u64::MAX);
+        Self { pipe, records, output, filter, snaplen, seen, left, to_stdout: args.to_stdout() }
     }
-    text
+
+    /// Until all is read after `done`, nobody reads what we write, or so many packets were written as are wanted.
+    fn read(&mut self, done: &AtomicBool) -> io::Result<()> {
+        let mut bytes = vec![0; 1 << 16];
+        loop {
+            let last = done.load(Ordering::Relaxed);
+            match rustix::io::read(&self.pipe, &mut bytes[..]) {
+                Ok(n) => self.take(bytes.get(..n).unwrap_or_default())?,
+                Err(Errno::AGAIN) if last => return self.output.flush(),
+                Err(Errno::AGAIN) => {
+                    self.output.flush()?;
+                    self.look()?;
+                }
+                Err(Errno::INTR) => {}
+                Err(e) => return Err(e.into()),
+            }
+            if self.left == 0 {
+                return self.output.flush();
+            }
+        }
+    }
+
+    /// Waits for a moment that there is more to read.
+    fn look(&self) -> io::Result<()> {
+        let stdout = io::stdout();
+        let mut fds = vec![PollFd::new(&self.pipe, PollFlags::IN)];
+        // Whoever has read enough (`| head`) is not found out by writing where no packets come.
+        if self.to_stdout {
+            fds.push(PollFd::new(&stdout, PollFlags::empty()));
+        }
+        match poll(&mut fds, Some(&LOOK)) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(e) => return Err(e.into()),
+        }
+        match fds.get(1).is_some_and(|fd| fd.revents().contains(PollFlags::ERR)) {
+            true => Err(io::ErrorKind::BrokenPipe.into()),
+            false => Ok(()),
+        }
+    }
+
+    fn take(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let Self { records, output, filter, snaplen, seen, left, .. } = self;
+        let mut written = Ok(());
+        let mut frame = Vec::new();
+        let whole = records.push(bytes, |time, copy| {
+            // One without a label came before the mirror.
+            let Some((label, addresses, rest)) = Label::split(copy) else { return true };
+            let Some(seen) = seen.get_mut(usize::from(label.place)) else { return true };
+            frame.clear();
+            frame.extend_from_slice(addresses);
+            frame.extend_from_slice(rest);
+            seen.0 += 1;
+            if filter.as_ref().is_some_and(|filter| !filter.accepts(&frame)) {
+                return true;
+            }
+            seen.1 += 1;
+            *left -= 1;
+            written = output.write(&Packet {
+                interface: label.place.into(),
+                time,
+                data: frame.get(..*snaplen).unwrap_or(&frame),
+                len: frame.len() as u32,
+                to_guest: label.to_guest,
+                dropped: label.dropped,
+            });
+            written.is_ok() && *left > 0
+        });
+        written?;
+        whole.map_err(|_| {
+            io::Error::other("what the process that takes the copies writes is no capture; it was ended while it wrote")
+        })
+    }
+}
+
+/// A reader at its end, if it did not panic, and what was wrong.
+struct Finished(Option<Reader>, io::Result<()>);
+
+impl Finished {
+    /// Writes what is known of each port, and says it.
+    fn end(self, started: Duration, before: &[Port], after: &[Port], lost: Vec<Drops>) -> Result<String, CliError> {
+        let Self(reader, mut written) = self;
+        let total: u64 = lost.iter().map(|drops| drops.packets).sum();
+        let mut counts = (0, 0);
+        if let Some(mut reader) = reader {
+            counts = reader.seen.iter().fold((0, 0), |sum, of| (sum.0 + of.0, sum.1 + of.1));
+            let of_port = |(n, port): (usize, &Port)| {
+                let now = after.iter().find(|now| now.id == port.id);
+                // Whose copies were lost is not known.
+                let lost = if n == 0 { total } else { 0 };
+                let shared =
+                    (lost > 0 && before.len() > 1).then(|| "what was dropped is of all interfaces together".to_owned());
+                let comment: Vec<_> = shared.into_iter().chain(now.and_then(|now| dropped(port, now))).collect();
+                let comment = (!comment.is_empty()).then(|| comment.join("; "));
+                Statistics { seen: reader.seen.get(n).copied().unwrap_or_default(), lost, comment }
+            };
+            let statistics = before.iter().enumerate().map(of_port).collect();
+            written = written.and_then(|()| reader.output.end(started, statistics));
+        }
+        let mut text = format!("{} captured", counted(counts.1, "packet"));
+        if counts.0 > counts.1 {
+            let _ = write!(text, ", {} not wanted by the filter", counts.0 - counts.1);
+        }
+        for drops in &lost {
+            let _ = write!(text, ", {} lost ({})", drops.packets, drops.reason);
+        }
+        let _ = writeln!(io::stderr(), "{text}");
+        match written {
+            Err(e) if e.kind() != io::ErrorKind::BrokenPipe => Err(CliError::new(format!("cannot write: {e}"))),
+            _ => Ok(String::new()),
+        }
+    }
+}
+
+/// What a port dropped meanwhile, by reason. Not all of that can be in a capture.
+fn dropped(before: &Port, after: &Port) -> Option<String> {
+    let more = |before: &[Drops], after: &[Drops]| {
+        let before: BTreeMap<_, _> = before.iter().map(|drops| (&drops.reason, drops.packets)).collect();
+        let more = after
+            .iter()
+            .map(|drops| (drops, drops.packets - before.get(&drops.reason).copied().unwrap_or(0).min(drops.packets)));
+        let more: Vec<_> = more.filter(|(_, n)| *n > 0).map(|(drops, n)| format!("{} {n}", drops.reason)).collect();
+        more.join(", ")
+    };
+    let ways = [("from", &before.from_guest, &after.from_guest), ("to", &before.to_guest, &after.to_guest)];
+    let told: Vec<_> = ways
+        .into_iter()
+        .map(|(way, before, after)| (way, more(&before.drops, &after.drops)))
+        .filter(|(_, more)| !more.is_empty())
+        .map(|(way, more)| format!("the switch dropped meanwhile {way} the guest: {more}"))
+        .collect();
+    (!told.is_empty()).then(|| told.join("; "))
 }

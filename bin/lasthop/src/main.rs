@@ -68,12 +68,13 @@ enum Command {
     Mirror(mirror::MirrorCommand),
     /// Write packets of ports to a file, or for tcpdump and wireshark, until Ctrl-C
     ///
-    /// A mirror for as long as the command runs. What cannot be written in time is lost, and counted; the packets themselves do not wait.
-    /// It says at the end how many were captured and lost.
+    /// As pcapng, with the port, the direction, and why a packet was dropped if policy did. What cannot be written in time is lost, and
+    /// counted; the packets themselves do not wait. It says at the end how many were captured and lost.
     #[command(after_help = "Examples:\n  \
         lasthop capture vm1 | tcpdump -n -r -\n  \
-        lasthop capture vm1 --direction from-guest | wireshark -k -i -\n  \
-        lasthop capture vm1,vm2 -w /tmp/vms.pcap --max-size 100M")]
+        lasthop capture vm1 tcp port 80 | wireshark -k -i -\n  \
+        lasthop capture any -c 100 -s 128 'arp or icmp' -w /tmp/all.pcapng\n  \
+        lasthop capture vm1,vm2 -w /tmp/vms.pcapng -C 100M -W 5")]
     Capture(capture::CaptureArgs),
     /// Show and end the connections that stateful access lists know
     #[command(subcommand)]

@@ -88,7 +88,7 @@ pub fn mirror(command: &MirrorCommand) -> Result<String, CliError> {
             }
             let port = if is_file { name } else { to };
             let cut = if is_file { None } else { cut_off(&crate::list::all_ports(&mut instance)?, to) };
-            let added = instance.ask(async |c| c.mirror_add(name, &from, port, direction, *sample).await);
+            let added = instance.ask(async |c| c.mirror_add(name, &from, port, direction, *sample, None).await);
             if added.is_err() && is_file {
                 instance.ask(async |c| c.port_del(name).await)?;
             }

@@ -1,9 +1,15 @@
 //! Mirrors to a file, and `lasthop capture`: packets in, packets in the file.
 
+use lasthop_frame::{VnetHdr, testutil::Frame};
 use lasthop_tests_process::{Guest, Lasthop, Options, PATIENCE, Port, binary, mac, numbered, scratch, wait_for};
+use pcap_file::pcapng::blocks::enhanced_packet::EnhancedPacketOption;
+use pcap_file::pcapng::blocks::interface_description::{InterfaceDescriptionOption, InterfaceTsResolution};
+use pcap_file::pcapng::blocks::interface_statistics::InterfaceStatisticsOption;
+use pcap_file::pcapng::blocks::opt_common::CommonOption;
+use pcap_file::pcapng::{Block, PcapNgReader};
 use std::io::Read;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
 struct Site {
     lasthop: Lasthop,
@@ -14,9 +20,13 @@ struct Site {
 
 impl Site {
     fn new() -> Self {
+        Self::with(Options::default())
+    }
+
+    fn with(options: Options) -> Self {
         let dir = scratch();
         let lasthop = Lasthop::start(&[Port::listen("a", dir.path()), Port::listen("b", dir.path())]);
-        let guest = |name: &str, n| Guest::connect(&dir.path().join(name), mac(n), Options::default());
+        let guest = |name: &str, n| Guest::connect(&dir.path().join(name), mac(n), options);
         let (mut a, mut b) = (guest("a.sock", 1), guest("b.sock", 2));
         ["a", "b"].into_iter().for_each(|name| lasthop.wait_for_state(name, "up"));
         a.greet(&mut b, 1);
@@ -133,40 +143,215 @@ fn a_file_that_is_full_goes_on_in_another_and_then_in_the_first() {
     assert!(lasthop.json(&["mirror", "list"])["mirrors"][0]["to"] == "log");
 }
 
-#[test]
-fn capture_writes_to_a_file_or_to_standard_output_until_it_is_told_to_end() {
-    let mut site = Site::new();
-    let run_dir = site.lasthop.run_dir();
-    let start = |words: &[&str]| {
+/// A packet of pcapng: its port, which way it went, what is said of it, its bytes and how long it was.
+#[derive(Debug, PartialEq)]
+struct Written {
+    port: String,
+    to_guest: bool,
+    comment: Option<String>,
+    data: Vec<u8>,
+    len: u32,
+}
+
+/// Packets of pcapng, and of each port: how many came, were lost and were wanted.
+fn pcapng(bytes: &[u8]) -> (Vec<Written>, Vec<[u64; 3]>) {
+    let mut reader = PcapNgReader::new(bytes).unwrap();
+    let (mut names, mut packets, mut statistics) = (Vec::new(), Vec::new(), Vec::new());
+    while let Some(block) = reader.next_block() {
+        let (block, _) = block.unwrap();
+        match block {
+            Block::InterfaceDescription(of) => {
+                assert_eq!(of.ts_resolution(), InterfaceTsResolution::NANO);
+                let name = |option: &InterfaceDescriptionOption<'_>| match option {
+                    InterfaceDescriptionOption::IfName(name) => Some(name.to_string()),
+                    _ => None,
+                };
+                names.push(of.options.iter().find_map(name).unwrap());
+            }
+            Block::EnhancedPacket(of) => {
+                let (mut flags, mut comment) = (0, None);
+                for option in &of.options {
+                    match option {
+                        EnhancedPacketOption::Flags(set) => flags = *set,
+                        EnhancedPacketOption::Common(CommonOption::Comment(text)) => comment = Some(text.to_string()),
+                        other => panic!("{other:?}"),
+                    }
+                }
+                assert!([1, 2].contains(&flags));
+                let (port, to_guest) = (names[of.interface_id as usize].clone(), flags == 2);
+                let age = std::time::UNIX_EPOCH.elapsed().unwrap() - of.timestamp;
+                assert!(age.as_secs() < 600, "{age:?}");
+                packets.push(Written { port, to_guest, comment, data: of.data.to_vec(), len: of.original_len });
+            }
+            Block::InterfaceStatistics(of) => {
+                let number = |wanted: fn(&InterfaceStatisticsOption<'_>) -> Option<u64>| {
+                    of.options.iter().find_map(wanted).unwrap()
+                };
+                statistics.push([
+                    number(|o| if let InterfaceStatisticsOption::IsbIfRecv(n) = o { Some(*n) } else { None }),
+                    number(|o| if let InterfaceStatisticsOption::IsbIfDrop(n) = o { Some(*n) } else { None }),
+                    number(|o| if let InterfaceStatisticsOption::IsbFilterAccept(n) = o { Some(*n) } else { None }),
+                ]);
+            }
+            _ => {}
+        }
+    }
+    (packets, statistics)
+}
+
+/// A capture that runs, and the directory of its pipe.
+struct Capture {
+    child: Child,
+    temporary: tempfile::TempDir,
+}
+
+impl Capture {
+    fn start(site: &Site, words: &[&str]) -> Self {
+        let temporary = scratch();
         let mut command = Command::new(binary("lasthop"));
-        command.args(["capture", "a"]).args(words).arg("--run-dir").arg(&run_dir);
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
-    };
-    let path = site.path("c.pcap");
-    for (words, to_file) in [(&["-w", &path][..], true), (&["--direction", "from-guest"], false)] {
-        let mut child = start(words);
-        wait_for("the mirror", PATIENCE, || site.lasthop.command(&["mirror", "list"]).contains("capture-"));
-        let sent: Vec<_> = (0..10).flat_map(|n| site.exchange(10 + 2 * n, 1400)).collect();
-        let wanted: Vec<_> = sent.into_iter().filter(|f| to_file || f[6..12] == mac(1).0).collect();
-        nix_interrupt(child.id());
+        command.arg("capture").args(words).arg("--run-dir").arg(site.lasthop.run_dir()).env("TMPDIR", temporary.path());
+        let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        Self { child, temporary }
+    }
+
+    /// Until packets are captured to that file.
+    fn wait_for_file(&self, path: &str) {
+        wait_for("the file's header", PATIENCE, || std::fs::metadata(path).is_ok_and(|file| file.len() > 28));
+    }
+
+    /// What it wrote to standard output and what it said. Nothing is left of it.
+    fn end(mut self, site: &Site) -> (Vec<u8>, String) {
         let (mut out, mut said) = (Vec::new(), String::new());
-        child.stdout.take().unwrap().read_to_end(&mut out).unwrap();
-        child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
-        assert!(child.wait().unwrap().success(), "{said}");
-        assert_eq!(said, format!("{} packets captured\n", wanted.len()));
-        let got = if to_file { file(&path) } else { captured(&out).into_iter().map(|(_, f)| f).collect() };
-        assert_eq!(got, wanted);
+        self.child.stdout.take().into_iter().for_each(|mut stdout| {
+            stdout.read_to_end(&mut out).unwrap();
+        });
+        self.child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        assert!(self.child.wait().unwrap().success(), "{said}");
         let left = site.lasthop.command(&["port", "list"]) + &site.lasthop.command(&["mirror", "list"]);
         assert!(!left.contains("capture-"), "{left}");
+        let left: Vec<_> = std::fs::read_dir(self.temporary.path()).unwrap().collect();
+        assert!(left.is_empty(), "{left:?}");
+        (out, said)
     }
-    // Whoever reads it has had enough.
-    let mut child = start(&[]);
-    wait_for("the mirror", PATIENCE, || site.lasthop.command(&["mirror", "list"]).contains("capture-"));
-    drop(child.stdout.take());
-    site.exchange(100, 60);
-    assert!(child.wait().unwrap().success());
-    assert!(!site.lasthop.command(&["mirror", "list"]).contains("capture-"));
+
+    fn interrupt(self, site: &Site) -> (Vec<u8>, String) {
+        nix_interrupt(self.child.id());
+        self.end(site)
+    }
+}
+
+#[test]
+fn capture_says_whose_packet_it_is_which_way_it_went_and_why_it_was_dropped() {
+    let mut site = Site::new();
+    let path = site.path("c.pcapng");
+    // A capture that is there stays, and is the second file.
+    std::fs::write(&path, [0x0a, 0x0d, 0x0d, 0x0a, 9]).unwrap();
+    site.lasthop.command(&["port", "set", "a", "--mac", &mac(1).to_string()]);
+    let capture = Capture::start(&site, &["b,a", "-w", &path]);
+    capture.wait_for_file(&path);
+    let [there, back] = site.exchange(10, 1400);
+    let denied = numbered(mac(3), mac(2), 12, 60);
+    site.a.send(&denied);
+    site.exchange(20, 60);
+    let (_, said) = capture.interrupt(&site);
+    assert_eq!(said, "5 packets captured\n");
+    let (packets, statistics) = pcapng(&std::fs::read(&path).unwrap());
+    let of = |port: &str, data: &[u8]| Written {
+        port: port.into(),
+        to_guest: false,
+        comment: None,
+        data: data.to_vec(),
+        len: data.len() as u32,
+    };
+    assert_eq!(packets[..2], [of("a", &there), of("b", &back)], "once, as it was sent");
+    // It waited for control's answer, and those behind it did not.
+    let refused = packets.iter().find(|packet| packet.data == denied).unwrap();
+    assert_eq!((&refused.port[..], refused.to_guest), ("a", false));
+    let why = refused.comment.as_deref().unwrap();
+    assert!(why.starts_with("dropped (spoofed): The packet pretended to come from an address"), "{why}");
+    assert_eq!(statistics, [[2, 0, 2], [3, 0, 3]]);
+    assert_eq!(std::fs::read(format!("{path}.1")).unwrap(), [0x0a, 0x0d, 0x0d, 0x0a, 9]);
+    // tcpdump reads it, too.
+    let output = Command::new("tcpdump").args(["-n", "-e", "-r", &path]).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(text.lines().filter(|line| !line.starts_with('\t')).count(), 5, "{text}");
     site.lasthop.check_sums();
+}
+
+#[test]
+fn capture_to_standard_output_begins_at_once_and_ends_when_nobody_reads_or_enough_is_there() {
+    let mut site = Site::new();
+    // What one port's guest gets.
+    let mut capture = Capture::start(&site, &["b", "--direction", "to-guest", "-s", "100"]);
+    let mut begin = [0; 28];
+    capture.child.stdout.as_mut().unwrap().read_exact(&mut begin).unwrap();
+    let sent: Vec<_> = (0..10).map(|n| site.exchange(10 + 2 * n, 1400)[0].clone()).collect();
+    let (out, said) = capture.interrupt(&site);
+    assert_eq!(said, "10 packets captured\n");
+    let (packets, _) = pcapng(&[&begin[..], &out].concat());
+    let got: Vec<_> =
+        packets.iter().map(|packet| (&packet.port[..], packet.to_guest, &packet.data[..], packet.len)).collect();
+    let wanted: Vec<_> = sent.iter().map(|frame| ("b", true, &frame[..100], 1400)).collect();
+    assert_eq!(got, wanted);
+    // So many, and no more, of those that the filter wants.
+    let mut capture = Capture::start(&site, &["any", "ether", "src", &mac(2).to_string(), "-c", "3"]);
+    capture.child.stdout.as_mut().unwrap().read_exact(&mut begin).unwrap();
+    let sent: Vec<_> = (0..5).map(|n| site.exchange(100 + 2 * n, 60)[1].clone()).collect();
+    let (out, said) = capture.end(&site);
+    assert!(said.starts_with("3 packets captured, 3 not wanted by the filter"), "{said}");
+    let (packets, statistics) = pcapng(&[&begin[..], &out].concat());
+    let got: Vec<_> = packets.into_iter().map(|packet| packet.data).collect();
+    assert_eq!((got, statistics.len()), (sent[..3].to_vec(), 2));
+    // Whoever reads it has had enough.
+    let mut capture = Capture::start(&site, &["a"]);
+    capture.child.stdout.as_mut().unwrap().read_exact(&mut begin).unwrap();
+    drop(capture.child.stdout.take());
+    site.exchange(200, 60);
+    capture.end(&site);
+    site.lasthop.check_sums();
+}
+
+/// What the guests leave to a card is done in the capture: a packet of 60 000 bytes is whole there, with a checksum that is right.
+#[test]
+fn checksums_that_senders_left_are_filled_in() {
+    let mut site = Site::with(Options::offloading());
+    let path = site.path("o.pcapng");
+    let capture = Capture::start(&site, &["b", "-w", &path]);
+    capture.wait_for_file(&path);
+    let frame = |v6| {
+        let frame = Frame::between(mac(1), mac(2));
+        let frame = if v6 { frame.ipv6([1; 16], [2; 16]) } else { frame.ipv4([10, 0, 0, 1], [10, 0, 0, 2]) };
+        frame.tcp(1000, 2000).tcp_fields(0x18, 5000, &[]).payload(vec![7; 60_000]).partial_checksum()
+    };
+    for (v6, gso) in [(false, VnetHdr::GSO_TCPV4), (true, VnetHdr::GSO_TCPV6)] {
+        site.a.send_as(frame(v6).vnet(gso, 1400), &frame(v6).build());
+        site.b.recv("the packet", |header, f| f.len() > 60_000 && header.flags == VnetHdr::F_NEEDS_CSUM);
+    }
+    capture.interrupt(&site);
+    let output = Command::new("tcpdump").args(["-n", "-vv", "-r", &path]).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(text.matches("(correct)").count(), 2, "{text}");
+    assert!(!text.contains("incorrect"), "{text}");
+}
+
+#[test]
+fn a_ring_of_files_keeps_the_last() {
+    let mut site = Site::new();
+    let path = site.path("r.pcapng");
+    let capture = Capture::start(&site, &["a", "-w", &path, "-C", "64K", "-W", "3"]);
+    capture.wait_for_file(&path);
+    let sent: Vec<_> = (0..150).flat_map(|n| site.exchange(10 + 2 * n, 1000)).collect();
+    let (_, said) = capture.interrupt(&site);
+    assert_eq!(said, "300 packets captured\n");
+    let mut there: Vec<Vec<u8>> = Vec::new();
+    for name in [path.clone(), format!("{path}.1"), format!("{path}.2")] {
+        let bytes = std::fs::read(&name).unwrap();
+        assert!(bytes.len() <= 64 << 10, "{name}: {}", bytes.len());
+        there.extend(pcapng(&bytes).0.into_iter().map(|packet| packet.data));
+    }
+    assert!(!Path::new(&format!("{path}.3")).exists());
+    assert!(sent[sent.len() - 120..].iter().all(|frame| there.contains(frame)), "the last two files that are full");
+    assert!(!there.contains(&sent[0]));
 }
 
 fn nix_interrupt(pid: u32) {
@@ -199,7 +384,12 @@ fn what_cannot_be_captured_is_refused() {
         (&["mirror", "add", "a", "--from", "b", "--to", &ok], "there is a port a already"),
         (&["mirror", "add", "m", "--from", "a", "--to", &ok, "--direction", "in"], "use from-guest, to-guest or both"),
         (&["capture", "c", "-w", &none], "there is no port c; `lasthop port list`"),
-        (&["capture", "a", "-w", &there], "no capture of lasthop's"),
+        (&["capture", "a", "-w", &there], "is there, and no capture"),
+        (&["capture", "a", "-w", &link], "is a symbolic link; name the file itself"),
+        (&["capture", "a", "b", "-w", &none], "b is a port: write a,b"),
+        (&["capture", "a", "tcp", "prt", "80", "-w", &none], "syntax error"),
+        (&["capture", "a,a", "-w", &none], "a is named twice"),
+        (&["capture", "a", "-w", "/nowhere/at/all.pcapng"], "make the directory, or name another"),
         (&["capture", "a", "--max-size", "1M"], "name one with -w FILE"),
         (&["uplink", "add", "net", &ok, "--driver", "file"], "is a file, and no network"),
         (&["port", "add", "f", "--device", "x.pcap", "--driver", "file"], "write a path from / on"),

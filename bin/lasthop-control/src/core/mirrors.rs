@@ -83,6 +83,10 @@ impl Core {
             if let Some(to) = self.destination(mirror) {
                 let from: Vec<PortId> = mirror.from.iter().filter_map(|name| self.find(name)).collect();
                 mirrors.add(&mirror.name, &from, to, mirror.direction, mirror.sample);
+                if mirror.labelled {
+                    let places = mirror.from.iter().zip(0..).filter_map(|(name, n)| self.find(name).map(|id| (id, n)));
+                    mirrors.label(to, places);
+                }
             }
         }
         self.policy.set_mirrors(mirrors, now_ms, out);
@@ -122,17 +126,18 @@ impl Core {
             };
             let (name, direction) = (mirror.name.clone(), mirror.direction.to_string());
             let (from, to, sample) = (mirror.from.clone(), to.clone(), mirror.sample);
-            lasthop_api::Mirror { name, from, to, direction, sample, to_come, note }
+            lasthop_api::Mirror { name, from, to, direction, sample, labelled: mirror.labelled, to_come, note }
         };
         MirrorList { mirrors: mirrors.iter().map(shown).collect() }
     }
 }
 
-fn read(MirrorConfig { name, from, to, direction, sample }: MirrorConfig) -> Result<Mirror, String> {
-    Ok(Mirror { name, from, to, direction: direction.parse()?, sample })
+fn read(config: MirrorConfig) -> Result<Mirror, String> {
+    let MirrorConfig { name, from, to, direction, sample, labelled } = config;
+    Ok(Mirror { name, from, to, direction: direction.parse()?, sample, labelled })
 }
 
 fn written(mirror: &Mirror) -> MirrorConfig {
-    let Mirror { name, from, to, direction, sample } = mirror.clone();
-    MirrorConfig { name, from, to, direction: direction.to_string(), sample }
+    let Mirror { name, from, to, direction, sample, labelled } = mirror.clone();
+    MirrorConfig { name, from, to, direction: direction.to_string(), sample, labelled }
 }

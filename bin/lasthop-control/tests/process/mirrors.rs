@@ -14,7 +14,7 @@ fn a_mirror_is_in_force_when_the_call_returns() {
     fake.packet(&frame(1, 2), 1);
     fake.serve_until(|f| f.flows.len() == 1 && f.resumed.len() == 1);
     let add = async |api: &mut Connection, name: &str, from: &[&str], to: &str| {
-        api.mirror_add(name, from, to, "from-guest", None).await.unwrap()
+        api.mirror_add(name, from, to, "from-guest", None, None).await.unwrap()
     };
     let made = client(&mut fake, async move |api| add(api, "tap", &["vm1", "vm9"], "vm3").await).unwrap();
     assert_eq!(made.mirrors[0].to_come, ["vm9"]);
@@ -45,7 +45,8 @@ fn a_mirror_is_in_force_when_the_call_returns() {
     client(&mut fake, async |api| api.mirror_del("tap").await.unwrap()).unwrap();
     assert!(fake.flows.is_empty(), "no flow that copies is left");
     // Of one packet in four.
-    let some = async |api: &mut Connection| api.mirror_add("tap", &["vm1"], "vm3", "both", Some(4)).await.unwrap();
+    let some =
+        async |api: &mut Connection| api.mirror_add("tap", &["vm1"], "vm3", "both", Some(4), None).await.unwrap();
     assert_eq!(client(&mut fake, some).unwrap().mirrors[0].sample, 4);
     answers += 1;
     fake.packet(&frame(1, 2), 1);
@@ -66,7 +67,7 @@ fn what_is_wrong_is_said() {
         other => panic!("{other:?}"),
     };
     let add = async |api: &mut Connection, name: &str, to: &str, direction: &str| {
-        api.mirror_add(name, &["vm1"], to, direction, None).await.unwrap()
+        api.mirror_add(name, &["vm1"], to, direction, None, None).await.unwrap()
     };
     let error = refused(client(&mut fake, async move |api| add(api, "tap", "vm2", "in").await));
     assert!(error.contains("use from-guest, to-guest or both"), "{error}");

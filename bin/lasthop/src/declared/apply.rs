@@ -119,8 +119,9 @@ fn carry_out(instance: &mut Instance, step: &Step<'_>) -> Result<Option<String>,
     if let Step::AddMirror(mirror) = step {
         let from: Vec<_> = mirror.from.iter().map(String::as_str).collect();
         let direction = mirror.direction.to_string();
-        let made = instance
-            .ask(async |c| c.mirror_add(&mirror.name, &from, &mirror.to, &direction, Some(mirror.sample)).await)?;
+        let made = instance.ask(async |c| {
+            c.mirror_add(&mirror.name, &from, &mirror.to, &direction, Some(mirror.sample), None).await
+        })?;
         let note = made.mirrors.into_iter().find_map(|mirror| mirror.note);
         return Ok(note.map(|note| format!("mirror {}: {note}", mirror.name)));
     }

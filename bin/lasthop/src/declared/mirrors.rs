@@ -17,7 +17,7 @@ pub(super) fn mirror(name: String, mut of: Fields, others: &[Mirror]) -> Result<
     let from = from.split(',').filter(|port| !port.is_empty()).map(str::to_owned).collect();
     let sample = of.text("sample")?.map_or(Ok(1), |text| crate::mirror::sample(&text));
     let sample = sample.map_err(|e| of.wrong("sample", e))?;
-    let mirror = Mirror { name, from, to, direction, sample };
+    let mirror = Mirror { name, from, to, direction, sample, labelled: false };
     mirror.check(others).map_err(|e| format!("{}: {e}", of.at()))?;
     Ok(mirror)
 }
@@ -53,7 +53,7 @@ impl<'a> Plan<'a> {
     pub(super) fn add_mirrors(&mut self, declared: &'a Declared, there: &There) {
         for mirror in &declared.mirrors {
             if !there.mirrors.iter().any(|other| other.name == mirror.name && is_as(other, mirror)) {
-                let Mirror { name, from, to, direction, sample } = mirror;
+                let Mirror { name, from, to, direction, sample, labelled: _ } = mirror;
                 let part = if *sample == 1 { String::new() } else { format!(", 1/{sample}") };
                 let told = format!("+ mirror {name}: {direction} of {} to {to}{part}", from.join(","));
                 self.push(Step::AddMirror(mirror), told);

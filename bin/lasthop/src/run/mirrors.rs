@@ -13,8 +13,8 @@ impl Supervisor {
     }
 
     fn try_add_mirror(&mut self, new: MirrorConfig) -> Result<(), String> {
-        let MirrorConfig { name, from, to, direction, sample } = new;
-        let mirror = Mirror { name, from, to, direction: direction.parse()?, sample };
+        let MirrorConfig { name, from, to, direction, sample, labelled } = new;
+        let mirror = Mirror { name, from, to, direction: direction.parse()?, sample, labelled };
         mirror.check(&self.mirrors)?;
         let to = &mirror.to;
         if self.uplinks.values().any(|uplink| uplink.spec.name == *to && !uplink.spec.guest && !uplink.is_leaving()) {
@@ -55,8 +55,8 @@ impl Supervisor {
     /// Tells control.
     pub(super) fn tell_mirrors(&mut self) {
         let told = |mirror: &Mirror| {
-            let Mirror { name, from, to, direction, sample } = mirror.clone();
-            MirrorConfig { name, from, to, direction: direction.to_string(), sample }
+            let Mirror { name, from, to, direction, sample, labelled } = mirror.clone();
+            MirrorConfig { name, from, to, direction: direction.to_string(), sample, labelled }
         };
         let mirrors = self.mirrors.iter().map(told).collect();
         self.control.send(SupervisorToControl::Mirrors(mirrors), None);

@@ -325,7 +325,8 @@ mod tests {
         let taps = [("lh0".to_owned(), "02:00:00:00:00:07".to_owned())].into();
         let settings = [("vm2".to_owned(), "vlan=10 isolated=on".to_owned().try_into().unwrap())].into();
         let (name, from) = ("tap".into(), vec!["vm1".into(), "not.there".into()]);
-        let mirrors = vec![Mirror { name, from, to: "vm2".into(), direction: Mirrored::FromGuest, sample: 100 }];
+        let mirrors =
+            vec![Mirror { name, from, to: "vm2".into(), direction: Mirrored::FromGuest, sample: 100, labelled: false }];
         let saved = Saved { ports, uplinks, taps, settings, mirrors };
         store.save(saved.clone()).unwrap();
         assert_eq!(store.load().unwrap(), saved);

@@ -114,7 +114,9 @@ pub trait SwitchProxy {
     async fn group_list(&mut self) -> zlink::Result<impl Stream<Item = zlink::Result<Result<GroupPage, ApiError>>>>;
 
     /// Makes a mirror: the port `to` gets copies of what the ports `from` send (`from-guest`), of what is sent to them (`to-guest`), or
-    /// of `both`; of one packet in `sample`, by chance, or of all. They need not exist yet. Answers when the switch goes by it.
+    /// of `both`; of one packet in `sample`, by chance, or of all. They need not exist yet. Answers when the switch goes by it. If
+    /// `labelled`, each copy has an 802.1ad tag in front: bits 0 to 8 of its TCI are the port's place in `from`, bit 9 is set if the packet
+    /// was for its guest, and the bits above are the number of the drop reason and one, or 0.
     async fn mirror_add(
         &mut self,
         name: &str,
@@ -122,6 +124,7 @@ pub trait SwitchProxy {
         to: &str,
         direction: &str,
         sample: Option<u32>,
+        labelled: Option<bool>,
     ) -> zlink::Result<Result<MirrorList, ApiError>>;
 
     /// Removes a mirror. Answers when nothing is copied by it any more.

@@ -16,6 +16,9 @@ pub struct Mirror {
     pub direction: String,
     /// One of so many of these packets is copied, by chance; 1: all.
     pub sample: u32,
+    /// Each copy has a tag in front that says whose packet it is, as `lasthop capture` wants it.
+    #[serde(default)]
+    pub labelled: bool,
     /// Ports among these that do not exist (yet).
     pub to_come: Vec<String>,
     /// Why nothing is copied, or not all of it, if so.

@@ -122,6 +122,8 @@ pub struct MirrorConfig {
     pub direction: String,
     /// One of so many packets is copied.
     pub sample: u32,
+    /// Copies say whose packets they are.
+    pub labelled: bool,
 }
 
 /// Most entries of a list of processes that were replaced.

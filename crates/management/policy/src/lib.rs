@@ -58,6 +58,7 @@ mod batch;
 mod explain;
 mod flows;
 mod guard;
+mod label;
 mod learning;
 mod left_out;
 mod mactable;
@@ -74,6 +75,7 @@ mod vlans;
 pub use batch::Batch;
 pub use explain::Explanation;
 pub use flows::{FLOWS_MAX, FLOWS_PER_PORT_MAX, MASKS_MAX};
+pub use label::{LABEL_TPID, Label};
 pub use lasthop_conntrack::{Cursor as ConnectionCursor, ProtoState, SctpState, TcpState, Tuple};
 pub use learning::{
     CONNECTIONS, CONNECTIONS_RANGE, Change, ConnectionFilter, ConnectionStats, ConnectionView, Denied, DeniedBy,

@@ -66,6 +66,9 @@ pub struct Mirror {
     /// One of so many of these packets, by chance; 1 is all.
     #[serde(default = "all", skip_serializing_if = "is_all")]
     pub sample: u32,
+    /// Each copy has a tag in front that says whose packet it is: [`Label`](crate::Label).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub labelled: bool,
 }
 
 /// What a mirror copies that was not told to sample.
@@ -99,6 +102,9 @@ impl Mirror {
                 self.sample
             ));
         }
+        if self.labelled && self.sample != 1 {
+            return Err("copies with labels are all copied; leave the sample out".into());
+        }
         let to = &self.to;
         if self.from.contains(to) {
             return Err(format!(
@@ -128,6 +134,11 @@ impl Mirror {
                 "{port} is the destination of mirror {there}: its guest sends and gets nothing that could be copied; leave it out of --from"
             ));
         }
+        if other.to == *to && (other.labelled || self.labelled) {
+            return Err(format!(
+                "{to} gets copies with labels, which are of one mirror; `lasthop mirror del {there}` first, or name another one with --to"
+            ));
+        }
         if other.to == *to && other.sample != self.sample {
             return Err(format!(
                 "{to} gets one packet of {} by mirror {there}, and a destination has one rate; use --sample 1/{}, or name another one with --to",
@@ -150,7 +161,7 @@ mod tests {
 
     fn mirror(name: &str, from: &[&str], to: &str) -> Mirror {
         let from = from.iter().map(|port| (*port).to_owned()).collect();
-        Mirror { name: name.into(), from, to: to.into(), direction: Mirrored::Both, sample: 1 }
+        Mirror { name: name.into(), from, to: to.into(), direction: Mirrored::Both, sample: 1, labelled: false }
     }
 
     #[test]
@@ -172,6 +183,8 @@ mod tests {
             (Mirror { sample: 0, ..mirror("m", &["vm3"], "log") }, "N from 1 to 1000000"),
             (Mirror { sample: 1_000_001, ..mirror("m", &["vm3"], "log") }, "N from 1 to 1000000"),
             (Mirror { sample: 9, ..mirror("m", &["vm3"], "ids") }, "use --sample 1/1, or name another"),
+            (Mirror { labelled: true, ..mirror("m", &["vm3"], "ids") }, "copies with labels, which are of one mirror"),
+            (Mirror { labelled: true, sample: 2, ..mirror("m", &["vm3"], "log") }, "leave the sample out"),
         ] {
             let error = new.check(&there).unwrap_err();
             assert!(error.contains(wrong), "{new:?}: {error}");

@@ -539,10 +539,9 @@ impl Learning {
                 }
                 Err(reason) => {
                     // What a mirror is to get of it as it came stays; nobody receives it.
-                    decided.actions.clear();
+                    decided.actions = vec![Action::Drop(reason)];
                     prepend(&mut decided.actions, self.copies_from(key.port()));
-                    self.sample(&mut decided.actions);
-                    decided.actions.push(Action::Drop(reason));
+                    self.finish_copies(key.port(), &mut decided.actions);
                     decided.kind = Kind::Never;
                 }
             }

@@ -250,7 +250,7 @@ impl Learning {
         if !copies.is_empty() {
             prepend(&mut decided.actions, copies);
         }
-        self.sample(&mut decided.actions);
+        self.finish_copies(key.port(), &mut decided.actions);
         decided
     }
 

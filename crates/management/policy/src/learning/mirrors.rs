@@ -1,9 +1,10 @@
 //! Mirrors in what becomes of packets: which copies are made, and what their destinations do not get.
 
 use super::{Learning, Refusal};
+use crate::label::{LABEL_TPID, Label};
 use crate::{Effects, Mirrored};
 use lasthop_flow::Action;
-use lasthop_frame::FlowKey;
+use lasthop_frame::{Edit, FlowKey};
 use lasthop_types::{DropReason, PortId};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,6 +18,8 @@ pub struct Mirrors {
     to_guest: BTreeMap<PortId, Vec<CopyTo>>,
     /// With how many packets there are for each copy.
     destinations: BTreeMap<PortId, u32>,
+    /// Of destinations whose copies are labelled, and ports whose packets go there: their places.
+    labels: BTreeMap<(PortId, PortId), u16>,
 }
 
 impl Mirrors {
@@ -34,6 +37,11 @@ impl Mirrors {
         }
     }
 
+    /// Copies to `to` of packets of such a port say so, with this place of it. Another mirror to `to` would confuse them.
+    pub fn label(&mut self, to: PortId, places: impl IntoIterator<Item = (PortId, u16)>) {
+        self.labels.extend(places.into_iter().map(|(port, place)| ((to, port), place)));
+    }
+
     /// Nothing is mirrored.
     pub fn is_empty(&self) -> bool {
         self.destinations.is_empty()
@@ -47,7 +55,7 @@ impl Mirrors {
             there.map(|(port, copies)| (*port, to(copies))).filter(|(_, to)| !to.is_empty()).collect()
         };
         let (from_guest, to_guest) = (left(&self.from_guest), left(&self.to_guest));
-        Self { from_guest, to_guest, destinations: self.destinations.clone() }
+        Self { from_guest, to_guest, destinations: self.destinations.clone(), labels: self.labels.clone() }
     }
 
     /// Ports for which something else holds than before.
@@ -61,6 +69,9 @@ impl Mirrors {
         let all = self.destinations.keys().chain(before.destinations.keys());
         let other = all.filter(|id| sampled(self, id) != sampled(before, id)).copied();
         changed.extend(other);
+        let labelled = self.labels.keys().chain(before.labels.keys());
+        let other = labelled.filter(|ports| self.labels.get(ports) != before.labels.get(ports));
+        changed.extend(other.map(|(_, port)| *port));
         changed
     }
 }
@@ -119,7 +130,7 @@ impl Learning {
         let mut actions = vec![Action::Drop(refusal.reason())];
         if let Some(port) = refusal.port() {
             prepend(&mut actions, self.copies_from(port));
-            self.sample(&mut actions);
+            self.finish_copies(port, &mut actions);
         }
         actions
     }
@@ -129,8 +140,48 @@ impl Learning {
         self.mirrors.destinations.get(&to).copied().unwrap_or(1)
     }
 
+    /// Makes the copies of a packet from `from` what their destinations want: some only, or labelled.
+    pub(super) fn finish_copies(&self, from: PortId, actions: &mut Vec<Action>) {
+        self.sample(actions);
+        self.label(from, actions);
+    }
+
+    /// A tag goes in front of each copy that is to have a label, and off again.
+    fn label(&self, from: PortId, actions: &mut Vec<Action>) {
+        if self.mirrors.labels.is_empty() {
+            return;
+        }
+        let all = std::mem::take(actions);
+        let hairpin = matches!(all[..], [.., Action::Output(to)] if to == from).then_some(DropReason::Hairpin);
+        let why = dropped(&all).or(hairpin);
+        for (n, action) in all.iter().enumerate() {
+            let label = match action {
+                Action::Copy(to) => self.label_of(from, *to, all.get(n..).unwrap_or_default(), why),
+                _ => None,
+            };
+            if let Some(label) = label {
+                actions.push(Action::Edit(Edit::PushVlan { tpid: LABEL_TPID, tci: label.tci() }));
+                actions.push(*action);
+                actions.push(Action::Edit(Edit::PopVlan));
+            } else {
+                actions.push(*action);
+            }
+        }
+    }
+
+    /// The label of a copy for `to`, which is the first of these actions: of what `from` sends, or of what is sent to the next port.
+    fn label_of(&self, from: PortId, to: PortId, actions: &[Action], dropped: Option<DropReason>) -> Option<Label> {
+        let place = |port| self.mirrors.labels.get(&(to, port)).copied();
+        if self.copies_from(from).iter().any(|(other, _)| *other == to) {
+            return Some(Label { place: place(from)?, to_guest: false, dropped });
+        }
+        let next =
+            actions.iter().find_map(|action| if let Action::Output(port) = action { Some(*port) } else { None })?;
+        Some(Label { place: place(next)?, to_guest: true, dropped: None })
+    }
+
     /// Copies for destinations that want some only are made by chance.
-    pub(super) fn sample(&self, actions: &mut Vec<Action>) {
+    fn sample(&self, actions: &mut Vec<Action>) {
         if self.mirrors.destinations.values().all(|sample| *sample == 1) {
             return;
         }
@@ -167,7 +218,10 @@ pub(crate) fn copy(actions: &mut Vec<Action>, to: PortId) {
 
 /// Why these actions drop a packet, if that is all they do beside copying it.
 pub(crate) fn dropped(actions: &[Action]) -> Option<DropReason> {
-    let copies = |action: &Action| matches!(action, Action::Copy(_) | Action::Sample(_, 1));
+    let copies = |action: &Action| {
+        // What labels a copy is no change of the packet.
+        matches!(action, Action::Copy(_) | Action::Sample(_, 1) | Action::Edit(Edit::PushVlan { .. } | Edit::PopVlan))
+    };
     match actions {
         [before @ .., Action::Drop(reason)] if before.iter().all(copies) => Some(*reason),
         _ => None,

@@ -180,6 +180,48 @@ fn a_part_is_copied_by_chance() {
     assert_eq!(b.next_id, asked, "another control keeps what is right");
 }
 
+/// Labels say whose packet it is, which way it went and why it was dropped, and are off again before the packet goes on.
+#[test]
+fn labelled_copies_say_what_they_are() {
+    use lasthop_frame::Edit;
+    let labelled = |to: u32, place, to_guest, dropped| {
+        let tci = crate::Label { place, to_guest, dropped }.tci();
+        let tag = Edit::PushVlan { tpid: crate::LABEL_TPID, tci };
+        vec![Action::Edit(tag), copy(to), Action::Edit(Edit::PopVlan)]
+    };
+    let mut b = bench(&[]);
+    let (mut mirrors, mut out) = (crate::Mirrors::default(), Effects::default());
+    let from = [PortId(1), PortId(2)];
+    mirrors.add("m", &from, PortId(4), Both, 1);
+    b.policy.set_mirrors(mirrors.clone(), b.now_ms, &mut out);
+    b.apply(out);
+    assert_eq!(b.packet(&key(1, mac(1), mac(3))), [copy(4), to(3)]);
+    // Labels alone are a change: flows without them go.
+    mirrors.label(PortId(4), [(PortId(1), 7), (PortId(2), 300)]);
+    let mut out = Effects::default();
+    b.policy.set_mirrors(mirrors, b.now_ms, &mut out);
+    b.apply(out);
+    b.set(1, told("mac=52:54:00:00:00:01"));
+    for (packet, label, rest) in [
+        (key(1, mac(1), mac(3)), labelled(4, 7, false, None), to(3)),
+        (key(3, mac(3), mac(2)), labelled(4, 300, true, None), to(2)),
+        (key(1, mac(1), mac(2)), labelled(4, 7, false, None), to(2)),
+        (key(1, mac(9), mac(2)), labelled(4, 7, false, Some(DropReason::Spoofed)), Action::Drop(DropReason::Spoofed)),
+        (key(2, mac(2), mac(2)), labelled(4, 300, false, Some(DropReason::Hairpin)), to(2)),
+    ] {
+        for _ in 0..2 {
+            assert_eq!(b.packet(&packet), [label.clone(), vec![rest]].concat(), "{packet:?}");
+        }
+    }
+    let flood = b.packet(&key(3, mac(3), MacAddr::BROADCAST));
+    assert_eq!(flood, [labelled(4, 7, true, None), outputs(&[1, 2])].concat(), "once for a destination");
+    // What is dropped counts as dropped all the same, and another control keeps such flows.
+    b.hits = 7;
+    b.poll(10_000);
+    let denied: Vec<_> = b.policy.denied().map(|(port, why, denied)| (port.0, why.0, denied.packets)).collect();
+    assert_eq!(denied, [(1, DropReason::Spoofed, 7)]);
+}
+
 #[test]
 fn it_is_explained() {
     let b = bench(&[(&[1, 2], 4, Both), (&[1], 3, FromGuest)]);
