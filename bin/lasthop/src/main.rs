@@ -20,6 +20,7 @@ mod show;
 mod size;
 mod stats;
 mod table;
+mod top;
 mod trace;
 mod uplink;
 
@@ -109,6 +110,13 @@ enum Command {
     #[command(after_help = "Examples:\n  lasthop metrics\n  lasthop metrics --listen 127.0.0.1:9477\n  \
         lasthop metrics --listen unix:/run/lasthop-metrics.sock")]
     Metrics(metrics::MetricsArgs),
+    /// Show live what every port and uplink carries and drops, and processor time
+    ///
+    /// Without a terminal, or with --plain, a table each interval.
+    #[command(after_help = "Examples:\n  lasthop top\n  lasthop top --plain -n 3 -d 1\n\n\
+        Keys:\n  n p b d c  sort by name, packets, bytes, drops, processor time\n  \
+        up, down   choose a port\n  Enter      open it; again, or Esc, closes it\n  q          end")]
+    Top(top::TopArgs),
     /// Show what would happen to a packet, and why
     #[command(after_help = "Examples:\n  \
         lasthop trace --in-port vm1 --eth-src 52:54:00:00:00:01 --eth-dst 52:54:00:00:00:02\n  \
@@ -320,6 +328,7 @@ fn main() -> ExitCode {
         Command::Apply(args) => declared::apply(&args),
         Command::Stats(args) => stats::stats(&args),
         Command::Metrics(args) => metrics::metrics(&args),
+        Command::Top(args) => top::top(&args).map(|()| String::new()),
         Command::Trace(args) => trace::trace(&args),
         Command::Show(args) => show::show(&args),
         Command::Doctor(args) => match doctor::doctor(&args) {

@@ -51,6 +51,11 @@ pub fn show(args: &ShowArgs) -> Result<String, CliError> {
     args.shared.show(&shown, screen::render)
 }
 
+/// The same, as text.
+pub fn text(instance: &mut Instance, name: &str) -> Result<String, CliError> {
+    ask(instance, name).map(|shown| screen::render(&shown))
+}
+
 fn ask(instance: &mut Instance, name: &str) -> Result<Shown, CliError> {
     let ports = all_ports(instance)?;
     let of_interfaces = interfaces(instance, &ports)?;
