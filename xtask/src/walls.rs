@@ -16,7 +16,7 @@ enum Room {
     Shared,
     /// `crates/outside-switch`: shared by processes that map no guest memory.
     OutsideSwitch,
-    /// `crates/switch` and `bin/lasthop-switch`: guest memory is mapped here.
+    /// `crates/switch`, `bin/lasthop-switch` and `bin/lasthop-device`: guest memory is mapped here.
     Switch,
     /// `crates/front-end` and `bin/lasthop-session`: what front-ends say is read here.
     FrontEnd,
@@ -33,7 +33,7 @@ impl Room {
         match (parts.next()?, parts.next()?) {
             ("crates", "shared") => Some(Self::Shared),
             ("crates", "outside-switch") => Some(Self::OutsideSwitch),
-            ("crates", "switch") | ("bin", "lasthop-switch") => Some(Self::Switch),
+            ("crates", "switch") | ("bin", "lasthop-switch" | "lasthop-device") => Some(Self::Switch),
             ("crates", "front-end") | ("bin", "lasthop-session") => Some(Self::FrontEnd),
             ("crates", "driver-domain") | ("bin", "lasthop-uplink") => Some(Self::DriverDomain),
             ("crates", "management") | ("bin", "lasthop" | "lasthop-control" | "lasthop-ovs") => Some(Self::Management),

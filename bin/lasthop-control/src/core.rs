@@ -127,6 +127,8 @@ struct Counts {
 #[derive(Debug)]
 pub(crate) struct Core {
     policy: Learning,
+    /// Places of the data plane's table, if it is a device's.
+    rules: Option<usize>,
     /// What the host's cores and VMs do.
     host_view: Option<HostView>,
     /// There is a channel to the switch.
@@ -198,14 +200,16 @@ impl Core {
         Self { host_view, ..self }
     }
 
-    /// There is room for so many connections.
-    pub fn with_room(self, connections: usize) -> Self {
-        Self { policy: Learning::new(Limits { connections, ..Limits::default() }), ..self }
+    /// There is room for so many connections; and in the data plane, if it is a device, for so many rules.
+    pub fn with_room(self, connections: usize, rules: Option<usize>) -> Self {
+        let limits = Limits { connections, data_plane_caches: rules.is_some(), ..Limits::default() };
+        Self { policy: Learning::new(limits), rules, ..self }
     }
 
     pub fn new(now_ms: u64) -> Self {
         Self {
             policy: Learning::default(),
+            rules: None,
             host_view: None,
             attached: false,
             reconciled: false,

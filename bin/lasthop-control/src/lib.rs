@@ -52,6 +52,8 @@ pub struct Descriptors {
     pub host_view: Option<HostView>,
     /// How many connections there is room for.
     pub connections: usize,
+    /// The data plane is a device, whose table has so many places: a cache of the flows.
+    pub rules: Option<usize>,
 }
 
 impl Descriptors {
@@ -59,10 +61,14 @@ impl Descriptors {
     /// `main`: nothing else is open yet.
     pub fn take(mut args: impl Iterator<Item = String>, mut other: impl FnMut(&str, OwnedFd) -> bool) -> Option<Self> {
         let (mut supervisor, mut api, mut read_api) = (None, None, None);
-        let (mut host_view, mut connections) = (None, CONNECTIONS);
+        let (mut host_view, mut connections, mut rules) = (None, CONNECTIONS, None);
         while let Some(name) = args.next() {
             if name == "--connections" {
                 connections = args.next()?.parse().ok()?;
+                continue;
+            }
+            if name == "--rules" {
+                rules = Some(args.next()?.parse().ok()?);
                 continue;
             }
             let fd = args.next()?.parse().ok().and_then(lasthop_sys::inherited_fd)?;
@@ -78,7 +84,7 @@ impl Descriptors {
                 name => other(name, fd).then_some(())?,
             }
         }
-        Some(Self { supervisor: supervisor?, api: api?, read_api, host_view, connections })
+        Some(Self { supervisor: supervisor?, api: api?, read_api, host_view, connections, rules })
     }
 }
 
@@ -141,7 +147,7 @@ async fn serve<D: Decider>(given: Descriptors, beat: &Arc<Beat>, mut decider: Op
     let serve = |socket, read_only| server::start(socket, calls.clone(), clients.clone(), read_only);
     let mut readers = given.read_api.map(|socket| serve(socket, true)).transpose().map_err(ControlError::Api)?;
     let mut owners = Some(serve(given.api, false).map_err(ControlError::Api)?);
-    let mut core = new_core(given.host_view, given.connections, decider.is_some());
+    let mut core = new_core(given.host_view, given.connections, given.rules, decider.is_some());
     supervisor.queue(ControlToSupervisor::Ready);
 
     let (mut from_supervisor, mut from_switch) = (Vec::new(), Vec::new());
@@ -306,8 +312,8 @@ fn hear_call<D: Decider>(core: &mut Core, decider: &Option<D>, call: Event) {
 }
 
 /// The learning switch's addresses and flows are not looked at where something else decides.
-fn new_core(view: Option<HostView>, connections: usize, only_watches: bool) -> Core {
-    let mut core = Core::new(now_ms()).with_view(view).with_room(connections);
+fn new_core(view: Option<HostView>, connections: usize, rules: Option<usize>, only_watches: bool) -> Core {
+    let mut core = Core::new(now_ms()).with_view(view).with_room(connections, rules);
     core.leave_deciding(only_watches);
     core
 }

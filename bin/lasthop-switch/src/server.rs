@@ -28,8 +28,6 @@ use std::time::{Duration, Instant};
 
 type Failure = Box<dyn std::error::Error>;
 
-/// Flows a switch holds; beyond, the least recently used goes.
-const FLOW_LIMIT: usize = 200_000;
 /// How long a packet waits for control before it is dropped.
 const MISS_PATIENCE_MS: u64 = 1000;
 /// How often waiting packets are looked at.
@@ -94,7 +92,7 @@ impl Server {
         let Arguments { supervisor, journal, view, prompter } = given;
         let (pace, overtaken) = told.patience_ms;
         let patience = Patience { pace: pace.into(), overtaken: overtaken.into() };
-        let datapath = Arc::new(Datapath::new(FLOW_LIMIT, patience)?);
+        let datapath = Arc::new(Datapath::new(told.max_flows, patience)?);
         let warn = |line| datapath.say(PortId(0), Level::Warn, line);
         left_out.iter().for_each(|step| warn(format!("sandbox: going on without {step}")));
         let view = view.transpose().unwrap_or_else(|error| {

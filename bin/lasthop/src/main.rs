@@ -6,6 +6,7 @@ mod capture;
 mod client;
 mod conntrack;
 mod declared;
+mod device;
 mod doctor;
 mod list;
 mod mac;
@@ -58,6 +59,9 @@ enum Command {
     /// Connect the switch to the network, and show how
     #[command(subcommand)]
     Uplink(uplink::UplinkCommand),
+    /// Show the devices of `lasthop run --device`
+    #[command(subcommand)]
+    Device(device::DeviceCommand),
     /// Show what the switch does with which packets
     #[command(subcommand)]
     Flow(FlowCommand),
@@ -316,6 +320,7 @@ fn main() -> ExitCode {
         Command::Port(PortCommand::Del { name, shared }) => port_del(&name, &shared),
         Command::Port(PortCommand::List(shared)) => list::ports(&shared),
         Command::Uplink(command) => uplink::uplink(&command),
+        Command::Device(command) => device::device(&command),
         Command::Flow(FlowCommand::List(shared)) => list::flows(&shared),
         Command::Mac(command) => mac::mac(&command),
         Command::Mirror(command) => mirror::mirror(&command),

@@ -14,6 +14,7 @@ fn server() -> (Server, OwnedFd) {
         cgroup_accounting: false,
         patience_ms: (2, 10),
         max_guest_memory: 1 << 30,
+        max_flows: 1000,
     };
     (Server::new(given, told, Vec::new()).unwrap(), ours)
 }

@@ -174,8 +174,15 @@ fn port(name: String, mut of: Fields, dir: &Path, declared: &mut Declared) -> Re
     declared.lists.extend(lists::of(Scope::Port(name.clone()), &mut of, dir)?);
     let settings = settings(&mut of)?;
     let (socket, device) = (of.text("socket")?, of.text("device")?);
-    let mut port =
-        PortArg { name: name.clone(), path: PathBuf::new(), client: false, owner: None, device: None, settings };
+    let mut port = PortArg {
+        name: name.clone(),
+        path: PathBuf::new(),
+        client: false,
+        owner: None,
+        device: None,
+        settings,
+        of_device: None,
+    };
     match (socket, device) {
         (Some(path), None) => {
             refuse(&of, &["driver", "queues", "nice", "spare"], "goes with device, and there is none")?;

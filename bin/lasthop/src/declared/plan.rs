@@ -276,6 +276,7 @@ fn as_it_is(there: &There, name: &str) -> Option<PortArg> {
         device,
         owner: port.owner.as_ref().and_then(|owner| owner.parse().ok()),
         settings: port.settings.iter().map(|field| (field.name.clone(), field.value.clone())).collect(),
+        of_device: None,
     })
 }
 

@@ -16,6 +16,9 @@ use std::time::Duration;
 /// Most queue pairs of an uplink.
 const MAX_QUEUES: u16 = 16;
 
+/// Flows that the switch holds; beyond, the least recently used goes.
+const MAX_FLOWS: usize = 200_000;
+
 /// Run the switch in the foreground until SIGTERM: a learning switch over the ports named here and those added later.
 #[derive(Clone, Debug, clap::Args)]
 pub struct RunArgs {
@@ -47,9 +50,15 @@ pub struct RunArgs {
     /// that alone may use it, besides root.
     /// SETTING: as of `lasthop port set`, like vlan=10, trunk=10:20-30, isolated or mac=MAC,mac=MAC,addr=IP.
     /// Or an interface of this host that is a guest, a container's veth for example:
-    /// NAME=device:DEVICE[,driver=DRIVER][,queues=N][,nice=N][,spare][,SETTING=VALUE]. May be repeated
-    #[arg(long = "port", value_name = "NAME=PATH[,client][,owner=USER[:GROUP]][,SETTING=VALUE]", value_parser = parse_port)]
+    /// NAME=device:DEVICE[,driver=DRIVER][,queues=N][,nice=N][,spare][,SETTING=VALUE].
+    /// With ",device=NAME" it is a port of that --device. May be repeated
+    #[arg(long = "port", value_name = "NAME=PATH[,client][,owner=USER[:GROUP]][,device=NAME][,SETTING=VALUE]", value_parser = parse_port)]
     pub ports: Vec<PortArg>,
+    /// A device: a switch of its own as a card would be one, a process with a small table of rules, engines and ports, which its own control
+    /// fills. rules: places of the table, 16 to 65536 [default: 1024]. engines: CPUs that its engines have for themselves, like
+    /// engines=2-3 or engines=2:4 [default: helpers, as without a device]. See `lasthop device list`. May be repeated
+    #[arg(long = "device", value_name = "NAME[,rules=N][,engines=LIST]", value_parser = parse_device)]
+    pub devices: Vec<DeviceArg>,
     /// An uplink: a port that is a network interface of this host. Drivers: tap, af_packet, af_xdp; with driver=tap a TAP device
     /// that does not exist is made. Without: tap if it is a TAP device, else af_packet.
     /// gro=off: af_xdp does not make one packet of TCP segments or UDP datagrams. spare: a second process stands by to take over.
@@ -81,6 +90,9 @@ pub struct RunArgs {
     /// Directory of lasthop-switch, lasthop-control, lasthop-session and lasthop-uplink
     #[arg(long, value_name = "DIR", hide = true)]
     pub libexec: Option<PathBuf>,
+    /// This is a device of another lasthop, with room for so many rules
+    #[arg(long, value_name = "N", hide = true)]
+    pub device_rules: Option<usize>,
 }
 
 impl RunArgs {
@@ -102,6 +114,7 @@ impl RunArgs {
             cgroup_accounting: self.vm_cgroup,
             patience_ms: (congestion.0, congestion.1),
             max_guest_memory: self.max_guest_memory.and_then(Size::bytes).unwrap_or_else(host_memory),
+            max_flows: self.device_rules.unwrap_or(MAX_FLOWS),
         }
     }
 }
@@ -151,7 +164,7 @@ pub struct Watchdog(pub Option<Duration>);
 
 impl std::fmt::Display for Watchdog {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.0.map_or(f.write_str("off"), |limit| write!(f, "{}", limit.as_millis()))
+        self.0.map_or_else(|| "off".into(), |limit| limit.as_millis().to_string()).fmt(f)
     }
 }
 
@@ -236,6 +249,48 @@ pub struct PortArg {
     pub owner: Option<FileOwner>,
     /// What it is told to do; checked.
     pub settings: Settings,
+    /// The device whose port it is, and the same argument without that.
+    pub of_device: Option<(String, String)>,
+}
+
+/// One `--device`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceArg {
+    /// Name; checked.
+    pub name: String,
+    /// Places of its table of rules.
+    pub rules: usize,
+    /// CPUs that its engines have for themselves, if any.
+    pub engines: Option<CpuList>,
+}
+
+/// What a TCAM of a card may have.
+const RULES: std::ops::RangeInclusive<usize> = 16..=65_536;
+
+fn parse_device(text: &str) -> Result<DeviceArg, String> {
+    let mut words = text.split(',');
+    let name = words.next().unwrap_or_default();
+    check_name(name)?;
+    let mut device = DeviceArg { name: name.into(), rules: 1024, engines: None };
+    for word in words {
+        match word.split_once('=') {
+            Some(("rules", n)) => {
+                let rules = n.parse().ok().filter(|n| RULES.contains(n));
+                device.rules = rules
+                    .ok_or_else(|| format!("{word}: no number of rules; use {} to {}", RULES.start(), RULES.end()))?;
+            }
+            Some(("engines", list)) => {
+                // A comma ends a value on the command line.
+                let list = list.replace(':', ",").parse().map_err(|e: ParseCpusError| format!("{word}: {e}"))?;
+                device.engines = Some(list);
+            }
+            _ => {
+                let hint = if word.starts_with(|c: char| c.is_ascii_digit()) { "write ':' between CPUs; " } else { "" };
+                return Err(format!("unknown option {word:?}; {hint}there are rules=N and engines=LIST"));
+            }
+        }
+    }
+    Ok(device)
 }
 
 /// The right spelling, if a path looks like an interface whose `device:` was forgotten or misspelt. A socket of that name can
@@ -246,6 +301,22 @@ pub fn meant_device(path: &str) -> Option<&str> {
 }
 
 pub(super) fn parse_port(text: &str) -> Result<PortArg, String> {
+    let (of_device, others): (Vec<_>, Vec<_>) = text.split(',').partition(|word| word.starts_with("device="));
+    // A socket may have that name.
+    if !others.first().is_some_and(|first| first.contains('=')) || of_device.is_empty() {
+        return parse_own_port(text);
+    }
+    let [device] = of_device[..] else { return Err("a port is of one device; name it once".into()) };
+    let (device, text) = (device.trim_start_matches("device="), others.join(","));
+    check_name(device).map_err(|e| format!("device={device}: {e}"))?;
+    let port = parse_own_port(&text)?;
+    if port.device.is_some() {
+        return Err("an interface of the host cannot be a port of a device; leave out device=".into());
+    }
+    Ok(PortArg { of_device: Some((device.into(), text)), ..port })
+}
+
+fn parse_own_port(text: &str) -> Result<PortArg, String> {
     let (name, rest) = text.split_once('=').ok_or("no '='; write NAME=PATH or NAME=PATH,client")?;
     check_new_name(name)?;
     let (rest, settings) = take_settings(rest)?;
@@ -255,7 +326,15 @@ pub(super) fn parse_port(text: &str) -> Result<PortArg, String> {
             return Err("vlans is for uplinks; a guest's port has vlan, trunk and native".into());
         }
         let device = Some(SavedUplink { guest: true, ..device });
-        return Ok(PortArg { name: name.into(), path: PathBuf::new(), client: false, owner: None, device, settings });
+        return Ok(PortArg {
+            name: name.into(),
+            path: PathBuf::new(),
+            client: false,
+            owner: None,
+            device,
+            settings,
+            of_device: None,
+        });
     }
     let mut words = rest.split(',');
     let path = words.next().unwrap_or_default();
@@ -264,7 +343,8 @@ pub(super) fn parse_port(text: &str) -> Result<PortArg, String> {
             "{path:?} looks like an interface; write {name}=device:{device}, or {name}=./{path} for a socket of that name"
         ));
     }
-    let mut port = PortArg { name: name.into(), path: path.into(), client: false, owner: None, device: None, settings };
+    let (name, path) = (name.into(), PathBuf::from(path));
+    let mut port = PortArg { name, path, client: false, owner: None, device: None, settings, of_device: None };
     for word in words {
         match word.split_once('=') {
             None if word == "client" => port.client = true,
@@ -273,14 +353,14 @@ pub(super) fn parse_port(text: &str) -> Result<PortArg, String> {
             _ => {
                 let hint = of_a_list(word);
                 return Err(format!(
-                    "unknown option {word:?}; {hint}there are \"client\", \"owner=USER[:GROUP]\" and the settings of \
+                    "unknown option {word:?}; {hint}there are \"client\", \"owner=USER[:GROUP]\", \"device=NAME\" and the settings of \
                      `lasthop port set` ({}), and a path has no comma",
                     SETTINGS.join(", ")
                 ));
             }
         }
     }
-    if path.is_empty() {
+    if port.path.as_os_str().is_empty() {
         return Err("no path after '='; write NAME=PATH".into());
     }
     Ok(port)
@@ -419,182 +499,4 @@ fn parse_uplink(text: &str) -> Result<SavedUplink, String> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn cpus_and_periods() {
-        assert_eq!(parse_hysteresis("7"), Ok(Pair(7, 7)));
-        assert_eq!(parse_hysteresis("0,20"), Ok(Pair(0, 20)));
-        for bad in ["", "x", "1,", ",1", "1,2,3", "-1", "4000000"] {
-            assert!(parse_hysteresis(bad).is_err(), "{bad}");
-        }
-        assert!(parse_hysteresis("9,8").unwrap_err().contains("second"));
-        let congestion = [("10,2", Pair(10, 2)), ("7", Pair(7, 7)), ("off", Pair(0, 0)), ("1000,1", Pair(1000, 1))];
-        for (text, pair) in congestion {
-            assert_eq!(parse_congestion(text), Ok(pair));
-        }
-        for bad in ["", "0", "0,1", "5,0", "1001", "1,2,3", "on", "-1"] {
-            assert!(parse_congestion(bad).unwrap_err().contains("10,2"), "{bad}");
-        }
-        assert!(parse_congestion("2,10").unwrap_err().contains("longer time first"));
-        assert!(parse_cpus("0-3").is_ok() && parse_cpus("none").is_ok() && parse_cpus("3-0").is_err());
-    }
-
-    #[test]
-    fn a_watchdog_has_time_or_none() {
-        assert_eq!(parse_watchdog("250"), Ok(Watchdog(Some(Duration::from_millis(250)))));
-        assert_eq!(parse_watchdog("off"), Ok(Watchdog(None)));
-        for bad in ["", "0", "99", "1s", "on", "3600001", "-1"] {
-            assert!(parse_watchdog(bad).unwrap_err().contains("or off"), "{bad}");
-        }
-    }
-
-    #[test]
-    fn port_is_name_path_and_perhaps_client() {
-        let port = |name: &str, path: &str, client| {
-            let (name, path) = (name.into(), path.into());
-            PortArg { name, path, client, owner: None, device: None, settings: Vec::new() }
-        };
-        assert_eq!(parse_port("vm1=/run/vm1.sock").unwrap(), port("vm1", "/run/vm1.sock", false));
-        assert_eq!(parse_port("a.b-c_d=/x=y,client").unwrap(), port("a.b-c_d", "/x=y", true));
-        for bad in ["vm1", "=/x", "vm1=", "vm1=,client", "vm1=/x,cleint", "vm1=/x,", "v m=/x", "v/m=/x", "ä=/x"] {
-            assert!(parse_port(bad).is_err(), "{bad}");
-        }
-        assert!(parse_port(&format!("{}=/x", "n".repeat(63))).is_ok());
-        assert!(parse_port(&format!("{}=/x", "n".repeat(64))).is_err());
-        assert!(parse_port("vm1=/x,cleint").unwrap_err().contains("client"));
-        let batch = |value: &str| Ok(vec![("tx-batch".to_owned(), value.to_owned())]);
-        let settings = |text: &str| parse_port(text).map(|port| port.settings);
-        assert_eq!(settings("vm1=/x,client,tx-batch=250:32"), batch("250:32"));
-        assert_eq!(settings("vm1=/x,tx-batch=off"), batch("off"));
-        let owner = |text: &str| parse_port(text).map(|port| port.owner.map(|owner| owner.to_string()));
-        assert_eq!(owner("vm1=/x,owner=alice:kvm,client"), Ok(Some("alice:kvm".into())));
-        for (bad, wrong) in [
-            ("owner=", "USER:GROUP"),
-            ("owner=a,owner=b", "already"),
-            ("tx-batch", "tx-batch needs a value; write tx-batch=US:PACKETS or off"),
-            ("tx-batch=", "\"\" is not a number"),
-            ("tx-batch=1:40000", "32768"),
-            ("tx-batch=250,32", "unknown option \"32\""),
-            ("tx-batch=1,tx-batch=2", "twice"),
-            ("vlan=5000", "1 to 4094"),
-            ("vlan=1,trunk=2", "an access port (vlan) or a trunk"),
-            ("vlan", "vlan needs a value; write vlan=ID"),
-            ("mac", "mac needs a value; write mac=MAC"),
-            ("addr=10.0.0.1", "say with mac"),
-        ] {
-            let error = parse_port(&format!("vm1=/x,{bad}")).unwrap_err();
-            assert!(error.contains(wrong), "{bad}: {error}");
-        }
-    }
-
-    #[test]
-    fn a_port_may_be_a_device() {
-        let port = parse_port("c1=device:veth1,driver=af_packet,queues=2,spare").unwrap();
-        let device = port.device.unwrap();
-        assert_eq!((device.name.as_str(), device.device.as_str(), device.queues), ("c1", "veth1", 2));
-        assert!(device.guest && device.spare && device.driver.as_deref() == Some("af_packet"));
-        for (bad, wrong) in [
-            ("c1=device:", "cannot be an interface"),
-            ("c1=device:veth1,vlans=10", "vlans is for uplinks"),
-            ("c1=device:veth1,client", "no driver \"client\""),
-        ] {
-            let error = parse_port(bad).unwrap_err();
-            assert!(error.contains(wrong), "{bad}: {error}");
-        }
-        assert!(parse_port("c1=device").unwrap().device.is_none(), "a path");
-    }
-
-    #[test]
-    fn an_interface_is_not_taken_for_a_path() {
-        for (text, right) in
-            [("lo", "device:lo"), ("dev:v1", "device:v1"), ("device=v1", "device:v1"), ("dev=v1,spare", "device:v1")]
-        {
-            let error = parse_port(&format!("c1={text}")).unwrap_err();
-            assert!(error.contains(right), "{text}: {error}");
-        }
-        for path in ["./lo", "/run/lo", "no-such-interface", "/dev:v1"] {
-            assert!(parse_port(&format!("c1={path}")).unwrap().device.is_none(), "{path}");
-        }
-    }
-
-    /// `acl load --for` means something else by them.
-    #[test]
-    fn words_of_access_lists_name_no_new_port() {
-        for word in ["guests", "uplinks", "all"] {
-            for error in [parse_port(&format!("{word}=/x")).err(), parse_uplink(&format!("{word}=eth0")).err()] {
-                assert!(error.as_ref().is_some_and(|e| e.contains("choose another name")), "{word}: {error:?}");
-            }
-        }
-        assert!(parse_port("all1=/x").is_ok());
-    }
-
-    #[test]
-    fn uplink_is_name_device_and_perhaps_how() {
-        let uplink = |driver: Option<&str>, queues| {
-            let driver = driver.map(Into::into);
-            Ok(SavedUplink {
-                name: "up0".into(),
-                device: "eth0".into(),
-                driver,
-                queues,
-                nice: 0,
-                no_gro: false,
-                spare: false,
-                vlans: None,
-                guest: false,
-            })
-        };
-        assert_eq!(parse_uplink("up0=eth0"), uplink(None, 1));
-        assert_eq!(parse_uplink("up0=eth0,nice=-5").unwrap().nice, -5);
-        assert!(parse_uplink("up0=eth0,af_xdp,gro=off").unwrap().no_gro);
-        assert!(!parse_uplink("up0=eth0,gro=on").unwrap().no_gro);
-        assert!(parse_uplink("up0=eth0,gro=off").unwrap_err().contains("ethtool"));
-        assert!(parse_uplink("up0=eth0,af_xdp,queues=2,spare").unwrap_err().contains("one queue"));
-        assert!(
-            parse_uplink("up0=eth0,af_xdp,spare").is_ok() && parse_uplink("up0=eth0,af_packet,queues=2,spare").is_ok()
-        );
-        assert!(parse_uplink("up0=eth0,tap,spare").is_ok_and(|u| u.spare && u.driver.is_some()));
-        assert_eq!(parse_uplink("up0=eth0,tap"), uplink(Some("tap"), 1));
-        assert_eq!(parse_uplink("up0=eth0,driver=tap,queues=2"), uplink(Some("tap"), 2));
-        for twice in ["tap,driver=tap", "driver=tap,tap", "driver=tap,driver=tap"] {
-            assert!(parse_uplink(&format!("up0=eth0,{twice}")).unwrap_err().contains("already"), "{twice}");
-        }
-        assert!(parse_uplink("up0=eth0,driver=dpdk").unwrap_err().contains("af_packet"));
-        assert_eq!(parse_uplink("up0=eth0,af_packet,queues=4"), uplink(Some("af_packet"), 4));
-        let vlans = parse_uplink("up0=eth0,vlans=20-30:untagged,af_packet,spare").unwrap().vlans;
-        assert_eq!(vlans.map(String::from).as_deref(), Some("untagged:20-30"));
-        for (bad, wrong) in [
-            ("vlans=", "no VLANs"),
-            ("vlans=5000", "vlans=5000: \"5000\" is not a VLAN id; use 1 to 4094"),
-            ("vlans=20-10", "write 10-20"),
-            ("vlans=10:10", "twice"),
-            ("vlans=10,20", "20: write ':' between VLANs"),
-            ("vlans=10,untagged", "write ':'"),
-            ("vlans=10,vlans=20", "already"),
-            ("vlans", "no driver"),
-        ] {
-            let error = parse_uplink(&format!("up0=eth0,{bad}")).unwrap_err();
-            assert!(error.contains(wrong), "{bad}: {error}");
-        }
-        for bad in [
-            "up0",
-            "=eth0",
-            "up0=",
-            "up0=e/0",
-            "up0=eth0,dpdk",
-            "up0=eth0,queues=0",
-            "up0=eth0,nice=20",
-            "up0=eth0,queue=1",
-            "up0=eth0,af_xdp,gro=maybe",
-            "u p=eth0",
-        ] {
-            assert!(parse_uplink(bad).is_err(), "{bad}");
-        }
-        let error = parse_uplink("up0=eth0,dpdk").unwrap_err();
-        assert!(error.contains("af_packet") && !error.contains("vxlan"), "{error}");
-        let error = parse_uplink("up0=eth0,driver=vxlan").unwrap_err();
-        assert!(error.contains("type=vxlan"), "{error}");
-    }
-}
+mod tests;

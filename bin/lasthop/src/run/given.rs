@@ -1,6 +1,7 @@
 //! Ports and uplinks that `lasthop run` is given: by its command line, and by the file of `--config`.
 
 use super::args::{PortArg, RunArgs};
+use super::devices::own_ports;
 use super::store::{Saved, SavedPort, SavedUplink, Store};
 use super::{RunError, RunError::Failed, RunError::Usage};
 use crate::declared::{Declared, in_book, in_mirrors};
@@ -31,7 +32,7 @@ impl Given {
             return Err(Usage(format!("{option} {name}: the file of --config names it too; name it in one place")));
         }
         Ok(Self {
-            ports: args.ports.iter().chain(&file.ports).cloned().collect(),
+            ports: own_ports(&args.ports).chain(&file.ports).cloned().collect(),
             uplinks: args.uplinks.iter().chain(&file.uplinks).cloned().collect(),
             file,
         })

@@ -19,6 +19,7 @@
 //! | `backoff` | how long a process that ends at once is not started again |
 //! | `replaced` | how often processes were replaced, and why: what `stats` shows |
 //! | `sessions` | the ports' session processes, which speak vhost-user |
+//! | `devices` | switches with a small table of their own, each a `lasthop run` below this one |
 //! | `driver` | one process of an uplink: what it was given, whether it lives |
 //! | `uplink` | one uplink: its processes, the device that they share, its connection to the switch |
 //! | `uplink/standby` | one that runs and is kept from the switch |
@@ -47,6 +48,7 @@ mod boost;
 mod capture_file;
 mod cgroup_accounting;
 mod child;
+mod devices;
 mod driver;
 mod given;
 mod host_facts;
@@ -79,6 +81,7 @@ mod uplinks;
 mod watchdog;
 
 pub use args::{PortArg, RunArgs, check_uplink, driver, meant_device, new_name, nice, queues, vlan_list};
+pub use devices::DEVICES_DIR;
 use lasthop_log::Log;
 pub use open_vswitch::PACKET_PORT;
 pub use owner::FileOwner;

@@ -1,6 +1,7 @@
 //! What `lasthop run` needs before it can start: directories, locks, programs and sensible arguments.
 
 use super::args::{PortArg, RunArgs, check_uplink};
+use super::devices::{self, Device};
 use super::given::Given;
 use super::open_vswitch::{self, Decides, OpenVswitch, Told};
 use super::settings_text::changed;
@@ -46,10 +47,14 @@ pub struct Setup {
     pub vm_cgroup: bool,
     /// Whether to watch cores and VMs.
     pub bpf: bool,
-    /// Program of the data plane.
-    pub switch: PathBuf,
+    /// Name and program of the data plane.
+    pub switch: (&'static str, PathBuf),
+    /// Devices to start.
+    pub devices: Vec<Device>,
     /// Program of the control plane.
     pub control: PathBuf,
+    /// Places of the data plane's table, if it is a device's.
+    pub rules: Option<usize>,
     /// How many connections it has room for.
     pub connections: usize,
     /// Program of ports' sessions.
@@ -112,7 +117,8 @@ impl Setup {
         check_cores(args, cpus.as_ref().unwrap_or(&allowed))?;
         let given = Given::new(args)?;
         let (ports, devices) = (absolute(&given.ports)?, given.devices());
-        let switch = find_program("lasthop-switch", args.libexec.as_deref())?;
+        let switch = if args.device_rules.is_some() { "lasthop-device" } else { "lasthop-switch" };
+        let switch = (switch, find_program(switch, args.libexec.as_deref())?);
         let session = find_program("lasthop-session", args.libexec.as_deref())?;
         let is_ovs = args.control == Decides::Ovs;
         let control = find_program(open_vswitch::program(is_ovs), args.libexec.as_deref())?;
@@ -124,6 +130,7 @@ impl Setup {
         let run_lock = lock(&args.run_dir, "lock", "--run-dir", 0o755, until)?;
         let state_lock = lock(&args.state_dir, "state.lock", "--state-dir", 0o755, until)?;
         check_apart(&args.run_dir, &args.state_dir)?;
+        let devices_wanted = devices::wanted(args)?;
         let store = Store::new(&args.state_dir);
         let mut remembered = store.load().map_err(Failed)?;
         let other_mirrors = given.mirrors(&mut remembered)?;
@@ -148,6 +155,8 @@ impl Setup {
             vm_cgroup: args.vm_cgroup,
             bpf: !args.no_bpf,
             switch,
+            devices: devices_wanted,
+            rules: args.device_rules,
             control,
             connections: args.connections,
             session,

@@ -3,6 +3,7 @@
 use super::boost::Boost;
 use super::cgroup_accounting::CgroupAccounting;
 use super::child::{Child, Ended};
+use super::devices::{self, Device};
 use super::host_facts::Missing;
 use super::links::Links;
 use super::open_vswitch::{self, OpenVswitch};
@@ -66,6 +67,7 @@ pub struct Supervisor {
     signals: SignalFd,
     pub(super) switch: Child<SupervisorToSwitch, SwitchToSupervisor>,
     pub(super) control: Child<SupervisorToControl, ControlToSupervisor>,
+    pub(super) devices: Vec<Device>,
     pub(super) ports: BTreeMap<u32, Port>,
     pub(super) uplinks: BTreeMap<u32, Uplink>,
     /// Who speaks with the front-ends of both.
@@ -151,16 +153,18 @@ impl Supervisor {
         }
         let (control_name, mut for_control) = open_vswitch::control(setup.read_api.is_some(), setup.ovs.is_some());
         for_control.extend(arguments(&["--connections", &setup.connections.to_string()]));
+        for_control.extend(setup.rules.into_iter().flat_map(|rules| arguments(&["--rules", &rules.to_string()])));
         let presence = Presence::new(&epoll, PRESENCE);
         let mut supervisor = Self {
             epoll,
             signals,
-            switch: Child::new("lasthop-switch", setup.switch, for_switch, SWITCH_CHANNEL, SWITCH_PID)
+            switch: Child::new(setup.switch.0, setup.switch.1, for_switch, SWITCH_CHANNEL, SWITCH_PID)
                 .bound_to(setup.cpus)
                 .in_short_turns()
                 .with_watchdog(setup.watchdog, Duration::ZERO),
             control: Child::new(control_name, setup.control, for_control, CONTROL_CHANNEL, CONTROL_PID)
                 .with_watchdog(setup.watchdog, CONTROL_ROUND),
+            devices: setup.devices,
             ports: BTreeMap::new(),
             uplinks: BTreeMap::new(),
             sessions: Sessions::new(setup.session, setup.watchdog),
@@ -229,6 +233,7 @@ impl Supervisor {
             let now = Instant::now();
             self.end_hung_children(now)?;
             self.start_children(now)?;
+            self.start_devices(now)?;
             self.step_sessions(now);
             self.look_after_sockets(now);
             self.cgroup_accounting.iter_mut().for_each(|cgroup_accounting| cgroup_accounting.step(now));
@@ -274,6 +279,9 @@ impl Supervisor {
                         }
                     }
                     session if session >= sessions::TOKENS => self.session_event(session, Instant::now()),
+                    device if (devices::TOKENS..LISTENER).contains(&device) => {
+                        self.device_event(device, Instant::now())?
+                    }
                     uplink if uplink >= LISTENERS_END => self.uplink_event(uplink, Instant::now())?,
                     listener => {
                         let (now, switch_up) = (Instant::now(), self.switch.is_up());
@@ -302,6 +310,7 @@ impl Supervisor {
         let uplinks = uplinks.chain(self.cgroup_accounting.as_ref().and_then(CgroupAccounting::deadline));
         let uplinks = uplinks.chain(self.sessions.deadline()).chain(self.switch_log.deadline());
         let sockets = self.served.iter().filter_map(Served::deadline).chain(self.presence.deadline());
+        let sockets = sockets.chain(self.devices_deadline());
         ports.chain(uplinks).chain(sockets).chain(self.switch.deadline()).chain(self.control.deadline()).min()
     }
 
@@ -312,7 +321,7 @@ impl Supervisor {
             let descriptors = [self.journal.as_fd(), self.monitor.view()].into_iter().chain(boost);
             let given: std::io::Result<Vec<_>> = descriptors.map(|fd| fd.try_clone_to_owned()).collect();
             if let Err(e) = given.and_then(|given| self.switch.start(&self.epoll, given)) {
-                let what = self.cannot_start("lasthop-switch", &e)?;
+                let what = self.cannot_start(self.switch.name(), &e)?;
                 self.switch.cannot_start(what, now);
             } else {
                 self.tell_switch_all();
@@ -495,6 +504,7 @@ impl Supervisor {
     /// The one line scripts wait for.
     pub(super) fn announce(&mut self) {
         let ready = self.switch.is_ready() && self.control.is_ready() && self.uplinks_needed.is_empty();
+        let ready = ready && self.devices_are_ready();
         if !self.announced && ready {
             // A start that is refused changes nothing, and from here on none is.
             if let Err(why) = self.keep_given() {
@@ -516,6 +526,7 @@ impl Supervisor {
 
     /// Closes the ports, asks the children to end, and makes them when they do not.
     fn shut_down(&mut self) -> Result<(), RunError> {
+        self.end_devices();
         self.ports.clear();
         self.end_uplinks();
         // Control first: that the switch goes is no news to it then.

@@ -6,6 +6,7 @@
 mod acl;
 mod client;
 mod connections;
+mod device;
 mod frame;
 mod mac;
 mod mirror;
@@ -15,6 +16,7 @@ mod types;
 pub use acl::*;
 pub use client::SwitchProxy;
 pub use connections::*;
+pub use device::DeviceTable;
 pub use frame::parse_frame;
 pub use mac::{Group, GroupPage, Mac, MacFlushed, MacPage, Member};
 pub use mirror::{Mirror, MirrorList};

@@ -374,6 +374,8 @@ pub struct SwitchStats {
     /// How the host and the programs are.
     #[serde(default)]
     pub host: Host,
+    /// Where the data plane is a device with a small table: what became of packets that missed it.
+    pub device: Option<crate::DeviceTable>,
 }
 
 /// How the host and the programs are.

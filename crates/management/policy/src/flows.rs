@@ -334,6 +334,18 @@ impl FlowIndex {
         self.by_match.find(hash(key), same).copied()
     }
 
+    /// A flow that packets with this key meet; those that overlap agree. A step for each mask.
+    pub fn met_by(&self, key: &FlowKey) -> Option<Id> {
+        self.masks.iter().find_map(|(mask, _)| self.find(&key.masked(mask), mask))
+    }
+
+    /// The flow was sent once more, after so many requests for statistics.
+    pub fn sent(&mut self, id: Id, now_ms: u64, asked: u64) {
+        if let Some(flow) = self.slots.get_mut(id as usize).and_then(Option::as_mut) {
+            (flow.put_ms, flow.put_after) = (now_ms, asked);
+        }
+    }
+
     /// The mask that a flow gets which needs at least this one: itself while there are few, else one in use.
     pub fn settle(&self, mask: &FlowMask, limit: usize) -> FlowMask {
         if self.masks.len() < limit || self.masks.find(hash(&mask.0), |(m, _)| m == mask).is_some() {

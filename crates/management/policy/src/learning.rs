@@ -31,6 +31,7 @@ mod mirrors;
 mod moved;
 mod nat;
 mod obstacles;
+mod recall;
 mod reconcile;
 mod rules;
 mod sets;
@@ -49,6 +50,7 @@ pub use mirrors::Mirrors;
 pub(crate) use mirrors::{CopyTo, copy, dropped};
 pub(crate) use nat::{Passage, home};
 pub(crate) use obstacles::Obstacle;
+pub use recall::Recalls;
 pub use reconcile::Reconciled;
 pub use sets::SetRound;
 pub use shown::{ConnectionFilter, ConnectionStats, ConnectionView};
@@ -141,6 +143,8 @@ pub struct Learning {
     shared: Classifier,
     /// Rules of access lists that were tried so far.
     rules_compared: Cell<u64>,
+    /// What came of misses, where the data plane holds a cache.
+    recalls: Recalls,
     epoch: u64,
     asked: u64,
     /// Answers to questions up to this one tell of flows that have been removed since.
@@ -179,6 +183,7 @@ impl Learning {
             outside: Classifier::default(),
             shared: Classifier::default(),
             rules_compared: Cell::new(0),
+            recalls: Recalls::default(),
             epoch: 1,
             asked: 0,
             cleared: 0,
@@ -272,6 +277,7 @@ impl Learning {
     pub fn packet(&mut self, id: u64, key: &FlowKey, headers: Headers<'_>, now_ms: u64, out: &mut Effects) {
         if let Some(refusal) = refusal(key) {
             let refusal = self.placed(refusal, key);
+            self.count_refused(refusal);
             out.resumes.push(Resume { id, actions: self.refuse(refusal) });
             if self.has_port(key.port()) {
                 self.put_refusal(refusal, now_ms, out);
@@ -284,6 +290,9 @@ impl Learning {
             let free = self.lists.is_empty() && self.settings.is_empty() && self.mirrors.is_empty();
             let actions = if free { self.decide_anew(key, true, &Probe::PEEK).actions } else { Vec::new() };
             out.resumes.push(Resume { id, actions });
+            return;
+        }
+        if self.recall(id, key, now_ms, out) {
             return;
         }
         // What may not even enter teaches nothing.

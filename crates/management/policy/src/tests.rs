@@ -323,6 +323,25 @@ fn the_switch_evicts_and_the_index_learns_of_it() {
     assert_eq!(b.table.len(), 1);
 }
 
+/// Where the data plane holds a cache, what it does not tell of stays known, and is put again without a judgement.
+#[test]
+fn what_a_cache_has_lost_is_put_again_and_not_judged() {
+    let mut b = Bench::new(Limits { data_plane_caches: true, ..Limits::default() }, 2);
+    b.packet(&key(1, mac(1), mac(2)));
+    let judged = b.policy.recalls().judged;
+    b.table.clear();
+    b.poll(1000);
+    assert!(b.policy.has_flows(), "an answer without it does not end it");
+    b.packet(&key(1, mac(1), mac(2)));
+    assert_eq!(b.table.len(), 1);
+    let recalls = b.policy.recalls();
+    assert_eq!((recalls.judged, recalls.recached), (judged, 1));
+    // A station that has moved takes its flow along: what follows is judged.
+    b.packet(&key(2, mac(1), mac(2)));
+    b.packet(&key(1, mac(1), mac(2)));
+    assert!(b.policy.recalls().judged >= judged + 2);
+}
+
 #[test]
 fn what_was_asked_for_after_the_question_survives_an_old_answer() {
     let mut b = Bench::new(Limits::default(), 2);

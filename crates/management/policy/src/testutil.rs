@@ -502,6 +502,7 @@ pub fn compare(ops: impl IntoIterator<Item = Op>, probes: &[FlowKey], small: boo
             masks: 3,
             at_once: 2,
             connections: 16,
+            data_plane_caches: false,
         }
     } else {
         Limits::default()

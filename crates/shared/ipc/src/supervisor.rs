@@ -43,6 +43,8 @@ pub struct SwitchSettings {
     pub patience_ms: (u32, u32),
     /// Most memory that one front-end may have mapped, in bytes.
     pub max_guest_memory: u64,
+    /// Flows it holds, at least one; beyond, the least recently used goes.
+    pub max_flows: usize,
 }
 
 /// To the switch.

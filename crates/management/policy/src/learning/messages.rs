@@ -28,6 +28,8 @@ pub struct Limits {
     pub at_once: usize,
     /// Connections, all ports together.
     pub connections: usize,
+    /// The data plane holds a cache of the flows, so one that it does not tell of is not forgotten here.
+    pub data_plane_caches: bool,
 }
 
 impl Default for Limits {
@@ -42,6 +44,7 @@ impl Default for Limits {
             masks: MASKS_MAX,
             at_once: 32,
             connections: CONNECTIONS,
+            data_plane_caches: false,
         }
     }
 }

@@ -185,6 +185,9 @@ impl Learning {
         if asked <= self.cleared {
             return;
         }
+        if self.is_cached() {
+            return;
+        }
         self.flows.refusals.retain(|_, known| known.put_after >= asked || known.seen >= asked);
         self.stale.asked = asked;
         self.redo_all(Cause::Unseen, now_ms, out);
@@ -284,7 +287,7 @@ impl Learning {
         Some(id)
     }
 
-    fn refresh_source(&mut self, pair: &Pair, used_ms: u64) {
+    pub(super) fn refresh_source(&mut self, pair: &Pair, used_ms: u64) {
         self.macs.refresh(pair.vlan, pair.src, pair.port, used_ms);
     }
 }

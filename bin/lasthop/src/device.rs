@@ -1,0 +1,153 @@
+//! `lasthop device`: the devices of a running lasthop. Each answers for itself, at a socket of its own below that one's run directory.
+
+use crate::SharedArgs;
+use crate::client::{CliError, Instance, collect};
+use crate::list::all_ports;
+use crate::run::DEVICES_DIR;
+use crate::table::{Align, Table};
+use lasthop_api::{DeviceTable, SwitchProxy, SwitchStats};
+use lasthop_text::counted;
+use serde::Serialize;
+use std::path::Path;
+
+#[derive(Debug, clap::Subcommand)]
+pub enum DeviceCommand {
+    /// Show all devices
+    ///
+    /// What a device has is shown by all other commands, too, if they are told its run directory, which this one prints with --json.
+    #[command(after_help = "Examples:\n  lasthop device list\n  \
+        lasthop port list --run-dir /run/lasthop/devices/nic0")]
+    List(SharedArgs),
+    /// Show what became of packets that met no rule in a device's table
+    #[command(after_help = "Example:\n  lasthop device stats nic0")]
+    Stats {
+        /// Its name
+        name: String,
+        #[command(flatten)]
+        shared: SharedArgs,
+    },
+}
+
+/// `lasthop device list --json`
+#[derive(Debug, Serialize)]
+struct Devices {
+    devices: Vec<Device>,
+}
+
+/// One of them, and `lasthop device stats --json`.
+#[derive(Debug, Serialize)]
+struct Device {
+    name: String,
+    run_dir: String,
+    /// Why nothing else is known.
+    away: Option<String>,
+    #[serde(flatten)]
+    figures: Option<Figures>,
+}
+
+#[derive(Debug, Serialize)]
+struct Figures {
+    /// Its data plane is connected to its control.
+    connected: bool,
+    ports: usize,
+    /// Rules in the table.
+    rules_used: usize,
+    /// Flows that control has.
+    flows: u64,
+    /// Packets that met no rule.
+    misses: u64,
+    table: DeviceTable,
+}
+
+impl Figures {
+    fn ask(run_dir: &Path) -> Result<Self, CliError> {
+        let mut instance = Instance::connect(run_dir)?;
+        let ports = all_ports(&mut instance)?.len();
+        let rules_used = instance.ask(async |c| collect(c.flow_list().await, |page| page.flows).await)?.len();
+        let SwitchStats { switch_connected, flows, misses, device, .. } = instance.ask(async |c| c.stats().await)?;
+        let table = device.ok_or_else(|| CliError::new("it is no device"))?;
+        Ok(Self { connected: switch_connected, ports, rules_used, flows, misses, table })
+    }
+}
+
+pub fn device(command: &DeviceCommand) -> Result<String, CliError> {
+    match command {
+        DeviceCommand::List(shared) => list(shared),
+        DeviceCommand::Stats { name, shared } => stats(name, shared),
+    }
+}
+
+/// Names of the devices there are, and of those that should be.
+fn names(shared: &SharedArgs) -> Result<Vec<String>, CliError> {
+    // Whether there is anybody to ask at all.
+    shared.instance()?;
+    let entries = std::fs::read_dir(shared.run_dir.join(DEVICES_DIR)).into_iter().flatten().flatten();
+    let names = entries.filter(|entry| entry.path().join("lock").exists());
+    let mut names: Vec<String> = names.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    names.sort();
+    Ok(names)
+}
+
+fn one(name: &str, shared: &SharedArgs) -> Device {
+    let run_dir = shared.run_dir.join(DEVICES_DIR).join(name);
+    let figures = Figures::ask(&run_dir);
+    let away = figures.as_ref().err().map(ToString::to_string);
+    Device { name: name.into(), run_dir: run_dir.display().to_string(), away, figures: figures.ok() }
+}
+
+fn list(shared: &SharedArgs) -> Result<String, CliError> {
+    let devices = names(shared)?.iter().map(|name| one(name, shared)).collect();
+    shared.show(&Devices { devices }, |all| render(&all.devices))
+}
+
+fn render(devices: &[Device]) -> String {
+    if devices.is_empty() {
+        return "no devices; `lasthop run --device NAME` makes one\n".into();
+    }
+    let right = |name| (name, Align::Right);
+    let mut table = Table::new(&[
+        ("NAME", Align::Left),
+        ("STATE", Align::Left),
+        right("PORTS"),
+        right("RULES"),
+        right("OF"),
+        right("FLOWS"),
+        right("MISSES"),
+        right("JUDGED"),
+        right("RE-CACHED"),
+    ]);
+    for device in devices {
+        let (state, numbers) = match &device.figures {
+            None => ("away", vec!["-".to_owned(); 7]),
+            Some(f) => {
+                let numbers = [f.ports as u64, f.rules_used as u64, f.table.rules, f.flows, f.misses];
+                let numbers = numbers.into_iter().chain([f.table.judged, f.table.recached]);
+                (if f.connected { "up" } else { "starting" }, numbers.map(|n| n.to_string()).collect())
+            }
+        };
+        table.row([device.name.clone(), state.into()].into_iter().chain(numbers).collect());
+    }
+    table.render()
+}
+
+fn stats(name: &str, shared: &SharedArgs) -> Result<String, CliError> {
+    if !names(shared)?.iter().any(|there| there == name) {
+        return Err(CliError::new(format!("there is no device {name}; `lasthop device list` shows those there are")));
+    }
+    let device = one(name, shared);
+    if let Some(away) = device.away {
+        return Err(CliError::new(format!("device {name}: {away}")));
+    }
+    shared.show(&device, |device| device.figures.as_ref().map(text).unwrap_or_default())
+}
+
+fn text(f: &Figures) -> String {
+    let DeviceTable { rules, judged, recached, under_way } = &f.table;
+    format!(
+        "table: {} of {rules} in use; control has {}\nmisses: {}: {judged} judged, {recached} re-cached without judging, {under_way} \
+         answered while their rule was on its way\n",
+        counted(f.rules_used as u64, "rule"),
+        counted(f.flows, "flow"),
+        f.misses,
+    )
+}
