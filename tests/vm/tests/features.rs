@@ -122,6 +122,7 @@ fn mtu_9000_on_both_sides() {
 }
 
 #[test]
+#[ignore = "one more combination of features; `cargo xtask test --long` runs it"]
 fn mtu_9000_without_tso_or_merged_buffers() {
     // Without merged buffers a card takes jumbo frames only if it is told so before its driver starts.
     let jumbo = |nic: Nic| nic.mtu(9000).with("host_mtu=9000");
@@ -147,6 +148,7 @@ fn packed_rings_without_events_or_indirect_descriptors() {
 }
 
 #[test]
+#[ignore = "one more combination of features; `cargo xtask test --long` runs it"]
 fn split_rings_without_events_or_indirect_descriptors() {
     // Without both, a buffer takes 19 descriptors. The usual ring of 256 has 13 buffers then, and the largest datagram 45 fragments: it
     // would take an emulated driver that comes back for more, again and again, within the switch's patience.

@@ -86,6 +86,7 @@ fn switch_killed_under_load_where_it_listens() {
 }
 
 #[test]
+#[ignore = "rarely breaks, and takes long; `cargo xtask test --long` runs it"]
 fn switch_killed_under_load_with_packed_rings() {
     let (_dir, lasthop, [a, b]) = pair(true, "packed=on");
     assert_outage(&kill_switch(&lasthop, &a, &b, 3));

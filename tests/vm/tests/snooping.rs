@@ -47,6 +47,7 @@ fn leave(vm: &Vm) {
 }
 
 #[test]
+#[ignore = "rarely breaks, and takes long; `cargo xtask test --long` runs it"]
 fn guests_get_the_groups_that_they_have_joined() {
     let dir = scratch();
     let netns = Netns::new();
