@@ -98,7 +98,8 @@ impl Learning {
                 Err(reason) => return dropped_for(lines, explain_untranslatable(reason)),
             }
         }
-        lines.push(self.explain_destination(key, &pair, verdict, outputs.len(), &name));
+        let ways = outputs.iter().filter(|(to, _)| verdict != Verdict::Sought(*to)).count();
+        lines.push(self.explain_destination(key, &pair, verdict, ways, &name));
         if verdict != Verdict::Hairpin {
             outputs.retain(|(port, tag)| {
                 lines.extend(explain_tag(*tag, || name(*port)));
@@ -166,7 +167,7 @@ impl Learning {
         }
         let outputs: Vec<_> = outputs.into_iter().map(|(port, _)| port).collect();
         lines.extend(self.explain_rates(from, verdict, &outputs, &name));
-        Explanation { lines, outputs, floods: verdict == Verdict::Flood }
+        Explanation { lines, outputs, floods: verdict.floods() }
     }
 
     /// Some list of the ports that learning would send it to asks about connections.
@@ -174,6 +175,7 @@ impl Learning {
         match self.verdict(pair) {
             Verdict::To(to) => self.tracks(to),
             Verdict::Flood => self.flooded().any(|to| self.tracks(to)),
+            Verdict::Sought(to) => self.flooded().chain([to]).any(|to| self.tracks(to)),
             Verdict::Hairpin => false,
         }
     }
@@ -201,7 +203,7 @@ impl Learning {
         let rate_from = settings(from).and_then(|of| of.rate_from).map(|rate| {
             format!("rate-from={rate} of {}: while more than that is sent it waits in its guest", name(from))
         });
-        let storm = settings(from).and_then(|of| of.storm).filter(|_| verdict == Verdict::Flood).map(|rate| {
+        let storm = settings(from).and_then(|of| of.storm).filter(|_| verdict.floods()).map(|rate| {
             format!("storm={rate} of {}: dropped (storm) while more than that is flooded from there", name(from))
         });
         let rate_to = outputs.iter().filter_map(|port| Some((port, settings(*port)?.rate_to?))).map(|(port, rate)| {
@@ -308,11 +310,11 @@ impl Learning {
                 let here = name(pair.port);
                 format!("{destination} lives at {here} itself: dropped, it needs no switch to get there")
             }
-            Verdict::Flood => {
-                let is = match self.left(pair) {
-                    Some(port) => format!("lives at {}, which is not up", name(port)),
-                    None if pair.dst.is_multicast() => "is a group address".to_owned(),
-                    None => "is unknown".to_owned(),
+            Verdict::Flood | Verdict::Sought(_) => {
+                let is = match verdict {
+                    Verdict::Sought(port) => format!("lives at {}, which is not up", name(port)),
+                    _ if pair.dst.is_multicast() => "is a group address".to_owned(),
+                    _ => "is unknown".to_owned(),
                 };
                 let left_out = self.flood_leaves_out(vlan, key, &name).join(", ");
                 let to = match (outputs, left_out.is_empty()) {

@@ -193,10 +193,19 @@ impl Refusal {
 pub(crate) enum Verdict {
     /// To every other port that is up.
     Flood,
+    /// To every other port that is up, and to this one, which is not: the station was there, and may be again before we are told.
+    Sought(PortId),
     /// To one port.
     To(PortId),
     /// Back, which drops it: the destination lives where the packet comes from.
     Hairpin,
+}
+
+impl Verdict {
+    /// It goes wherever nobody is known to be elsewhere.
+    pub fn floods(self) -> bool {
+        matches!(self, Self::Flood | Self::Sought(_))
+    }
 }
 
 /// Names a flow of the index, for as long as it is there.
@@ -394,7 +403,7 @@ impl FlowIndex {
             self.by_source.insert((pair.port, VlanMac::new(pair.vlan, pair.src), id));
             self.by_dst.insert((VlanMac::new(pair.vlan, pair.dst), pair.port, id));
         }
-        if flow.verdict == Some(Verdict::Flood) {
+        if flow.verdict.is_some_and(Verdict::floods) {
             self.floods.insert((flow.port(), id));
         }
         if flow.unlearned {

@@ -430,14 +430,10 @@ impl Learning {
     pub(crate) fn verdict(&self, pair: &Pair) -> Verdict {
         match self.macs.get(pair.vlan, pair.dst) {
             Some(e) if e.port == pair.port => Verdict::Hairpin,
-            Some(e) if !self.has_left(e) => Verdict::To(e.port),
-            _ => Verdict::Flood,
+            Some(e) if self.has_left(e) => Verdict::Sought(e.port),
+            Some(e) => Verdict::To(e.port),
+            None => Verdict::Flood,
         }
-    }
-
-    /// Where the destination lives, if it is looked for everywhere all the same.
-    pub(crate) fn left(&self, pair: &Pair) -> Option<PortId> {
-        self.macs.get(pair.vlan, pair.dst).filter(|e| self.has_left(e)).map(|e| e.port)
     }
 
     /// The station may be elsewhere and not have spoken there yet: its port, which is a guest's, has gone down. A VM that moves is up at its new port before
@@ -458,7 +454,7 @@ impl Learning {
     ) -> Vec<(PortId, Tag)> {
         let from = key.port();
         let may = |to: &PortId| *to != from && self.apart(from, *to).is_none();
-        let floods = verdict == Verdict::Flood;
+        let floods = verdict.floods();
         let mut leaves = |to: PortId| {
             let wanted = !floods || self.wants(to, vlan, key, mask);
             let tag = self.member(to).leaves(vlan, key, mask)?;
@@ -469,6 +465,7 @@ impl Learning {
             Verdict::Hairpin => vec![(from, Tag::Kept)],
             Verdict::To(port) => Some(port).filter(may).and_then(leaves).into_iter().collect(),
             Verdict::Flood => self.flooded().filter(may).filter_map(&mut leaves).collect(),
+            Verdict::Sought(left) => self.flooded().chain([left]).filter(may).filter_map(&mut leaves).collect(),
         }
     }
 

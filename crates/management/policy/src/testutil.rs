@@ -375,7 +375,7 @@ impl Bench {
         let outputs: Vec<_> = match self.home(vlan, MacAddr(key.eth_dst)) {
             Some(port) if port == from => return [(from, tags(key))].into(),
             Some(port) if up(&port) => vec![port],
-            _ => self.up.iter().filter(|(id, up)| **up && **id != from).map(|(id, _)| *id).collect(),
+            left => self.up.iter().filter(|(id, up)| **up && **id != from).map(|(id, _)| *id).chain(left).collect(),
         };
         let isolated = |id: &PortId| self.settings_of(*id).isolated;
         let apart = |id: &PortId| match [self.uplinks.contains_key(id), self.uplinks.contains_key(&from)] {

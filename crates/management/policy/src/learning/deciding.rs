@@ -317,8 +317,7 @@ impl Learning {
         let copies = |to| if verdict == Verdict::Hairpin { &[] } else { self.copies_to(to) };
         let mut actions = passage.edits;
         actions.extend(membership::actions(outputs, copies));
-        if verdict == Verdict::Flood && self.guest_settings(key.port()).is_some_and(|settings| settings.storm.is_some())
-        {
+        if verdict.floods() && self.guest_settings(key.port()).is_some_and(|settings| settings.storm.is_some()) {
             actions.insert(0, Action::LimitFlood);
         }
         Decided { mask, verdict: Some(verdict), vlan, actions, rule: None, track, kind, home, nat: passage.nat }
@@ -330,7 +329,9 @@ impl Learning {
         let verdict = self.verdict(&Pair { dst: home.unwrap_or(MacAddr(key.eth_dst)), ..Pair::of(key, vlan) });
         let opener = || home.and(track.known()).map(|known| PortId(known.from())).filter(|port| self.has_port(*port));
         match verdict {
-            Verdict::Flood => opener().filter(|port| *port != key.port()).map_or(Verdict::Flood, Verdict::To),
+            Verdict::Flood | Verdict::Sought(_) => {
+                opener().filter(|port| *port != key.port()).map_or(verdict, Verdict::To)
+            }
             verdict => verdict,
         }
     }
@@ -371,8 +372,8 @@ impl Learning {
         match verdict {
             Verdict::To(port) => self.apart(from, port).unwrap_or(DropReason::Vlan),
             Verdict::Hairpin => DropReason::Vlan,
-            Verdict::Flood if self.is_unwanted(from, vlan, key) => DropReason::NoOtherPort,
-            Verdict::Flood => {
+            Verdict::Flood | Verdict::Sought(_) if self.is_unwanted(from, vlan, key) => DropReason::NoOtherPort,
+            Verdict::Flood | Verdict::Sought(_) => {
                 let mut others = self.flooded().filter(|to| *to != from).map(|to| self.apart(from, to));
                 match others.next() {
                     None => DropReason::NoOtherPort,

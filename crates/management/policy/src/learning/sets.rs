@@ -104,6 +104,6 @@ fn may_be_decided_by(flow: &Installed, [senders, receivers]: &Users) -> bool {
         _ if flow.connection != 0 => true,
         None | Some(Verdict::Hairpin) => sends,
         Some(Verdict::To(port)) => sends || receivers.contains(&port),
-        Some(Verdict::Flood) => sends || !receivers.is_empty(),
+        Some(Verdict::Flood | Verdict::Sought(_)) => sends || !receivers.is_empty(),
     }
 }
