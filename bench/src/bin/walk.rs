@@ -6,7 +6,7 @@
 use clap::Parser;
 use lasthop_bench_stages::Cycles;
 use lasthop_flow::{Action, FlowSpec};
-use lasthop_forward::{Datapath, Forwarder, PATIENCE_MS, Port};
+use lasthop_forward::{CACHE_ENTRIES, Datapath, Forwarder, PATIENCE_MS, Port};
 use lasthop_frame::testutil::Frame;
 use lasthop_frame::{Depth, FlowKey, FlowMask, VnetHdr, extract};
 use lasthop_types::PortId;
@@ -56,7 +56,7 @@ fn main() {
         datapath.flows().insert(flow, 0).expect("room");
     }
 
-    let mut forwarder = Forwarder::new(datapath.clone());
+    let mut forwarder = Forwarder::new(datapath.clone(), CACHE_ENTRIES);
     let header = VnetHdr::default().to_bytes();
     let (mut packets, mut received) = (0, 0);
     let mut cycles = Cycles::new(BURST);

@@ -2,7 +2,7 @@
 
 use crate::{BURSTS, PACKETS, Stage};
 use lasthop_flow::{Action, FlowSpec};
-use lasthop_forward::{Datapath, Forwarder, PATIENCE_MS, Port};
+use lasthop_forward::{CACHE_ENTRIES, Datapath, Forwarder, PATIENCE_MS, Port};
 use lasthop_frame::testutil::Frame;
 use lasthop_frame::testutil::edits::edited;
 use lasthop_frame::{Depth, Edit, FlowKey, FlowMask, Part, Set, VnetHdr};
@@ -239,7 +239,7 @@ impl Walk {
             sender.send(0, &header.to_bytes(), frame).expect("ring").expect("room");
         }
         sender.flush(0);
-        let mut forwarder = Forwarder::new(datapath);
+        let mut forwarder = Forwarder::new(datapath, CACHE_ENTRIES);
         let packets = burst(&mut forwarder, &from);
         Box::new(Self { forwarder, from, sender, receivers, traffic, packets })
     }
@@ -340,7 +340,7 @@ impl Stage for Take {
         let started = guard.started().expect("started");
         let memory = started.memory.clone();
         for _ in 0..BURSTS {
-            let mut chains = Chains::new();
+            let mut chains = Chains::default();
             started.ring.pop(&memory, &mut chains, BURST).expect("ring");
             self.taken += std::hint::black_box(&chains).list.len();
         }

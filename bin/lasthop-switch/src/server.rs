@@ -7,7 +7,7 @@ use crate::ports::{PortEntry, Removed};
 use crate::unsent::{ToSupervisor, Unsent};
 use lasthop_connection::{Connection, End, Rings};
 use lasthop_flow::{Action, InsertError};
-use lasthop_forward::{Datapath, Forwarder, Order, Orders};
+use lasthop_forward::{CACHE_ENTRIES, Datapath, Forwarder, Order, Orders};
 use lasthop_frame::{FlowKey, FlowMask};
 use lasthop_guestmem::{GuestMemory, MemoryLimits, PinnedSlice, RegionSpec};
 use lasthop_ipc::{
@@ -115,7 +115,7 @@ impl Server {
         Ok(Self {
             journal: journal.map(map_journal).transpose()?,
             workers: Workers::start(&datapath, settings)?,
-            forwarder: Forwarder::new(datapath.clone()),
+            forwarder: Forwarder::new(datapath.clone(), CACHE_ENTRIES),
             epoll,
             supervisor,
             unsent: Unsent::default(),
@@ -509,23 +509,19 @@ impl Server {
     /// Does some of what control has decided.
     fn carry_out(&mut self) {
         if !self.orders.is_empty() || self.deferred.is_some() {
-            self.carry_out_some();
+            let mut done = Vec::new();
+            // What control asks meanwhile, for anybody, is not heard.
+            self.orders.hurried = self.deferred.is_some();
+            self.orders.round(&mut self.forwarder, |port, result| done.push((port, result)));
+            done.into_iter().for_each(|(port, result)| self.carried_out(port, result));
+            if self.orders.is_empty()
+                && let Some(message) = self.deferred.take()
+            {
+                self.obey(message);
+            }
+            self.greet_control();
         }
         std::mem::take(&mut self.to_look).into_iter().for_each(|port| self.workers.look(port));
-    }
-
-    fn carry_out_some(&mut self) {
-        let mut done = Vec::new();
-        // What control asks meanwhile, for anybody, is not heard.
-        self.orders.hurried = self.deferred.is_some();
-        self.orders.round(&mut self.forwarder, |port, result| done.push((port, result)));
-        done.into_iter().for_each(|(port, result)| self.carried_out(port, result));
-        if self.orders.is_empty()
-            && let Some(message) = self.deferred.take()
-        {
-            self.obey(message);
-        }
-        self.greet_control();
     }
 
     /// Control is told how the port is now.

@@ -374,7 +374,7 @@ fn run(data: &[u8], packed: bool) {
     queue.set_enabled(true);
     restart(&queue, &mut model, &memory, base);
 
-    let mut chains = Box::new(Chains::new());
+    let mut chains = Box::new(Chains::default());
     let mut held: Vec<Walked> = Vec::new();
     for _ in 0..MAX_OPS {
         if input.is_empty() {
@@ -382,7 +382,7 @@ fn run(data: &[u8], packed: bool) {
         }
         let result = step(&queue, &mut model, &memory, &mut chains, &mut held, &mut input);
         if result.is_err() {
-            chains.clear();
+            *chains = Chains::default();
             held.clear();
             let base = queue.stop().expect("it was not stopped") as u16;
             assert_eq!(base, if packed { model.give.bits() } else { model.used });

@@ -154,7 +154,7 @@ fn serve(queue: &Queue, driver: &DriverRing, layout: &RingLayout, memory: &Arc<G
     let Some(started) = guard.started() else { return };
     let ring = &mut started.ring;
     if writes {
-        let mut room = ReceiveBuffers::new();
+        let mut room = ReceiveBuffers::default();
         for _ in 0..most {
             if !matches!(room.reserve(ring, memory, 1, false, 1), Ok(Reserved::Enough)) {
                 break;
@@ -163,7 +163,7 @@ fn serve(queue: &Queue, driver: &DriverRing, layout: &RingLayout, memory: &Arc<G
         }
         room.give_back(ring);
     } else {
-        let mut chains = Chains::new();
+        let mut chains = Chains::default();
         // Chains before a broken one are there whatever comes.
         let _ = ring.pop(memory, &mut chains, most);
         chains.list.iter().for_each(|c| ring.stage_used(c, 0));

@@ -343,7 +343,7 @@ fn step(rig: &mut Rig, input: &mut Input<'_>) -> Result<(), Over> {
             let mut guard = queue.lock();
             let Some(started) = guard.started() else { return Ok(()) };
             let memory = started.memory.clone();
-            let mut chains = Chains::new();
+            let mut chains = Chains::default();
             let mut broken = started.ring.pop(&memory, &mut chains, 8).err();
             for chain in &chains.list {
                 for piece in &*chains.pieces(chain) {

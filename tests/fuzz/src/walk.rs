@@ -9,7 +9,7 @@
 use crate::{Input, frames};
 use flows::{comes_as, outputs, spec};
 use lasthop_flow::{Action, Flow};
-use lasthop_forward::{Datapath, Forwarder, Order, PATIENCE_MS, Port};
+use lasthop_forward::{CACHE_ENTRIES, Datapath, Forwarder, Order, PATIENCE_MS, Port};
 use lasthop_frame::testutil::Frame;
 use lasthop_frame::testutil::edits::agree;
 use lasthop_frame::{Depth, FlowKey, SNAPSHOT_LEN, VnetHdr};
@@ -91,7 +91,7 @@ struct World {
 pub(crate) fn run(data: &[u8]) {
     let mut input = Input::new(data);
     let datapath = Arc::new(Datapath::new(20, PATIENCE_MS).expect("an eventfd"));
-    let forwarder = Forwarder::new(datapath.clone());
+    let forwarder = Forwarder::new(datapath.clone(), CACHE_ENTRIES);
     let guests: Vec<_> = (0..PORTS).map(|n| Guest::new(&datapath, n, input.u8())).collect();
     let middle = Middle { datapath: Arc::downgrade(&datapath), changes: Mutex::default(), put: Mutex::default() };
     let middle = Arc::new(middle);
@@ -489,7 +489,7 @@ impl World {
             _ => {
                 self.datapath.set_meter(1, (n == 1).then_some([0, 100, 0]));
                 self.forwarder.disable_notifications(&port, 1, n == 0, || true);
-                self.forwarder.rearm_notifications(&port, 1, 0);
+                self.forwarder.rearm_notifications(&port, 1, 0, || true);
             }
         }
     }

@@ -50,7 +50,7 @@ impl Ring {
         available - std::mem::replace(&mut *taken, available)
     }
 
-    /// Forwarder::rearm_notifications_or_keep.
+    /// Forwarder::rearm_notifications.
     fn rearm_notifications(&self, keep: impl FnOnce() -> bool) -> bool {
         let taken = self.taken.lock().expect("nobody panics with it");
         self.wants_kicks.store(true, Ordering::Relaxed);

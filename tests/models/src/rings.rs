@@ -74,7 +74,7 @@ pub fn kicks(case: Case) {
                 let mut guard = device.lock();
                 let started = guard.started().expect("the driver keeps the rules");
                 let memory = started.memory.clone();
-                let mut chains = Chains::new();
+                let mut chains = Chains::default();
                 started.ring.pop(&memory, &mut chains, 2).expect("the driver keeps the rules");
                 for chain in &chains.list {
                     assert_eq!(
@@ -119,7 +119,7 @@ pub fn calls(case: Case) {
                 let mut guard = device.lock();
                 let started = guard.started().expect("the driver keeps the rules");
                 let memory = started.memory.clone();
-                let mut room = ReceiveBuffers::new();
+                let mut room = ReceiveBuffers::default();
                 while room.reserve(&mut started.ring, &memory, 2, false, 1).expect("the driver keeps the rules")
                     != Reserved::Enough
                 {

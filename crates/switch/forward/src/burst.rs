@@ -16,9 +16,9 @@ use std::sync::Arc;
 
 /// Entries of a thread's exact-match cache, if it serves any port that has packets: at first, and when it has
 /// [grown](ExactCache::grow_if_crowded). An entry takes 16 bytes.
-const CACHE_ENTRIES: [usize; 2] = [8 << 10, 64 << 10];
+pub const CACHE_ENTRIES: [usize; 2] = [8 << 10, 64 << 10];
 /// The same, if it serves one port. There may be as many of these threads as there are ports.
-const PORT_CACHE_ENTRIES: [usize; 2] = [1 << 10, 16 << 10];
+pub const PORT_CACHE_ENTRIES: [usize; 2] = [1 << 10, 16 << 10];
 /// How long packets wait for buffers, in milliseconds. After that those that find no buffer are dropped at once: see
 /// [`Shortage`](lasthop_virtqueue::Shortage) for when a receiver is waited for again, [`SenderPatience`](lasthop_virtqueue::SenderPatience) for
 /// when a sender waits again, and for one that has nothing for others.
@@ -78,17 +78,6 @@ pub(crate) struct Burst<'a, 'm> {
     pub(crate) pace_ns: u64,
 }
 
-impl<'a> Burst<'a, '_> {
-    /// No flow yet; what it looks up does not let packets overtake those that wait for control, if that answers.
-    fn current_flow<'b>(&self, datapath: &'b Datapath, writer: WriterId) -> CurrentFlow<'b>
-    where
-        'a: 'b,
-    {
-        let upcalls = datapath.control_answers().then_some(&self.port.upcalls);
-        CurrentFlow::new(datapath.flows(), writer, self.now_ns / 1_000_000, upcalls)
-    }
-}
-
 /// How far [`Forwarder::classify`] has come.
 struct Classified {
     /// Packets that have been classified, from the first on. The others must wait.
@@ -120,17 +109,8 @@ struct Carried {
 }
 
 impl Forwarder {
-    /// For one thread.
-    pub fn new(datapath: Arc<Datapath>) -> Self {
-        Self::with_cache(datapath, CACHE_ENTRIES)
-    }
-
-    /// For a thread of which there may be very many.
-    pub fn small(datapath: Arc<Datapath>) -> Self {
-        Self::with_cache(datapath, PORT_CACHE_ENTRIES)
-    }
-
-    fn with_cache(datapath: Arc<Datapath>, [entries, most]: [usize; 2]) -> Self {
+    /// For one thread, with an exact-match cache of so many entries.
+    pub fn new(datapath: Arc<Datapath>, [entries, most]: [usize; 2]) -> Self {
         let cache = ExactCache::new(entries, most);
         datapath.add_cache(cache.counters());
         Self {
@@ -196,7 +176,7 @@ impl Forwarder {
     /// Pop, classify, deliver, complete.
     fn burst(&mut self, started: &mut StartedQueue, port: &Port, queue: &Queue, now_ns: u64) -> Carried {
         let memory = started.memory.clone();
-        let mut chains = Chains::new();
+        let mut chains = Chains::default();
         let mut broken = started.ring.pop(&memory, &mut chains, BURST).err();
         if chains.list.is_empty() {
             // A ring whose memory has gone reads as one that is empty.
@@ -274,13 +254,13 @@ impl Forwarder {
     /// alone, and once more when it is their turn.
     #[inline(never)]
     fn waits_until(&mut self, started: &mut StartedQueue, burst: &Burst<'_, '_>, left: usize) -> Option<u64> {
-        let (memory, mut chains) = (started.memory.clone(), Chains::new());
+        let (memory, mut chains) = (started.memory.clone(), Chains::default());
         // A chain that breaks the ring does so in its turn.
         let _ = started.ring.pop(&memory, &mut chains, lasthop_virtqueue::MAX_CHAINS);
         started.ring.unpop(&chains.list);
         // What is looked up here is known in the packets' turn: it must not let them overtake what waits for control.
         let datapath = self.datapath.clone();
-        let mut current = burst.current_flow(&datapath, self.writer);
+        let mut current = CurrentFlow::new(burst, &datapath, self.writer);
         let (receiver, packet) = (self.ports.get(self.receiver)?, self.packets.first_mut()?);
         let mut is_for_it = |chain| {
             let read = packet.read(&chains, chain, header_len(started.features), burst.port.id, current.depth);
@@ -296,7 +276,7 @@ impl Forwarder {
     fn classify(&mut self, burst: &Burst<'_, '_>, header_len: usize) -> Classified {
         let &Burst { port, chains, ahead, .. } = burst;
         let datapath = self.datapath.clone();
-        let mut current = burst.current_flow(&datapath, self.writer);
+        let mut current = CurrentFlow::new(burst, &datapath, self.writer);
         self.plan.start(ahead.done);
         // Loops of their own take frames behind a header of today's length.
         let takes_fast_loops = ahead == Ahead::default() && header_len == VnetHdr::LEN;
@@ -396,20 +376,9 @@ impl Forwarder {
     }
 
     /// Asks the guest to kick when it has more packets; true if it has some already, and then it was not asked. With
-    /// `skip`, only when so many have gathered before: a caller that asks for this looks again by itself.
-    pub fn rearm_notifications(&mut self, port: &Port, index: u16, skip: u16) -> bool {
-        self.rearm_notifications_or_keep(port, index, skip, || true)
-    }
-
-    /// As [`Forwarder::rearm_notifications`], but if the guest has packets and `keep`, asked with the queue locked, says no, it stays asked to
-    /// kick: another thread that looks after the queue may wait for that. Then false.
-    pub fn rearm_notifications_or_keep(
-        &mut self,
-        port: &Port,
-        index: u16,
-        skip: u16,
-        keep: impl FnOnce() -> bool,
-    ) -> bool {
+    /// `skip`, only when so many have gathered before: a caller that asks for this looks again by itself. If the guest has packets and `keep`,
+    /// asked with the queue locked, says no, it stays asked to kick: another thread that looks after the queue may wait for that. Then false.
+    pub fn rearm_notifications(&mut self, port: &Port, index: u16, skip: u16, keep: impl FnOnce() -> bool) -> bool {
         self.with_ring(port, index, |ring, _| {
             let more = ring.enable_kicks(skip)? && keep();
             if more && skip == 0 {

@@ -1,5 +1,7 @@
 //! The flow that the packet before met, and where the next one is looked up if it is of another.
 
+use crate::burst::Burst;
+use crate::datapath::Datapath;
 use crate::packet::Packet;
 use crate::steps::Step;
 use crate::upcall::Upcalls;
@@ -43,8 +45,10 @@ pub(crate) struct CurrentFlow<'a> {
 }
 
 impl<'a> CurrentFlow<'a> {
-    pub(crate) fn new(flows: &'a FlowTable, writer: WriterId, now_ms: u64, upcalls: Option<&'a Upcalls>) -> Self {
-        let depth = flows.depth();
+    pub(crate) fn new(burst: &Burst<'a, '_>, datapath: &'a Datapath, writer: WriterId) -> Self {
+        let flows = datapath.flows();
+        let upcalls = datapath.control_answers().then_some(&burst.port.upcalls);
+        let (depth, now_ms) = (flows.depth(), burst.now_ns / 1_000_000);
         Self { flows, writer, depth, now_ms, slot: None, upcalls, stalled: false }
     }
 

@@ -130,7 +130,7 @@ impl<'a> Target<'a> {
         Self {
             started,
             memory,
-            buffers: ReceiveBuffers::new(),
+            buffers: ReceiveBuffers::default(),
             to_come,
             receiver: Receiver { features, mtu },
             any_frame: if mtu == 0 { usize::MAX } else { usize::from(mtu) + 14 },
@@ -360,13 +360,13 @@ impl<'a> Target<'a> {
 
     /// Enough has been done for now.
     pub(crate) fn has_done_enough(&self) -> bool {
-        let walked = self.packets > 0 && (self.work() >= WORK || self.buffers.is_spent());
+        let walked = self.packets > 0 && (self.work() >= WORK || self.buffers.taken().is_spent());
         walked || self.work >= WORK
     }
 
     /// What it took to walk descriptors that hold nothing.
     pub(crate) fn wasted_work(&self) -> usize {
-        self.buffers.wasted() * WASTED_WORK
+        self.buffers.taken().wasted() * WASTED_WORK
     }
 
     /// Looks for no buffers if a moment ago so much was walked in vain.
@@ -380,8 +380,8 @@ impl<'a> Target<'a> {
     /// Notes it if so much was walked in vain.
     #[inline]
     pub(crate) fn note_nothing(&mut self, now_ns: u64) {
-        if self.buffers.wasted() != 0 && self.buffers.is_spent() && self.packets == 0 {
-            self.started.shortage.found_nothing(now_ns);
+        if self.buffers.taken().wasted() != 0 && self.buffers.taken().is_spent() && self.packets == 0 {
+            self.started.shortage.in_vain = Some(now_ns);
         }
     }
 
@@ -395,7 +395,7 @@ impl<'a> Target<'a> {
 
     /// Its buffers, or the ring itself, wait for translations.
     pub(crate) fn is_translated_anew(&self) -> bool {
-        self.buffers.is_asked() || self.started.rests
+        self.buffers.taken().asked || self.started.rests
     }
 
     /// Counts what became of a packet that does not wait.

@@ -25,7 +25,7 @@ mod visit;
 #[cfg(test)]
 mod tests;
 
-pub use burst::{Forwarder, Outcome, PATIENCE_MS};
+pub use burst::{CACHE_ENTRIES, Forwarder, Outcome, PATIENCE_MS, PORT_CACHE_ENTRIES};
 pub use datapath::{Datapath, MAX_METERS};
 pub use orders::Orders;
 pub use port::{Coalesce, Port, PortTable};

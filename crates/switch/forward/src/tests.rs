@@ -1,7 +1,7 @@
 //! Packets in, packets out: guests on our own driver side, real rings between, no processes.
 
 use crate::port::feature;
-use crate::{Datapath, Forwarder, Order, Outcome, PATIENCE_MS, Port};
+use crate::{CACHE_ENTRIES, Datapath, Forwarder, Order, Outcome, PATIENCE_MS, Port};
 use lasthop_flow::{Action, FlowSpec, InsertError};
 use lasthop_frame::testutil::Frame;
 use lasthop_frame::{FlowKey, FlowMask, VnetHdr};
@@ -121,7 +121,7 @@ fn switch() -> (Arc<Datapath>, Forwarder) {
 fn switch_with(patience_ms: Patience) -> (Arc<Datapath>, Forwarder) {
     let datapath = Arc::new(Datapath::new(100, patience_ms).unwrap());
     datapath.set_control_answers(true);
-    (datapath.clone(), Forwarder::new(datapath))
+    (datapath.clone(), Forwarder::new(datapath, CACHE_ENTRIES))
 }
 
 /// From one port to others, whatever the packet.
@@ -551,7 +551,7 @@ fn a_guest_is_asked_not_to_kick_only_if_that_still_holds() {
         let (datapath, mut forwarder) = switch();
         let mut a = Guest::new(&datapath, 1, config, 0);
         let mut kicks = |forwarder: &mut Forwarder, still: bool| {
-            assert!(!forwarder.rearm_notifications(&a.port, 1, 0), "nothing there yet");
+            assert!(!forwarder.rearm_notifications(&a.port, 1, 0, || true), "nothing there yet");
             forwarder.disable_notifications(&a.port, 1, false, || still);
             a.driver.queues()[1].kick.drain();
             a.send(VnetHdr::default(), &[0; 60]);

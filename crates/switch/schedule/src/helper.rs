@@ -9,7 +9,7 @@ use crate::mailbox::Mailbox;
 use crate::owned_ring::OwnedRing;
 use crate::policy::{Arrivals, BackOff, Core, Turn, Turns, Vm, choose_core};
 use crate::workers::Settings;
-use lasthop_forward::{Datapath, Forwarder, Port};
+use lasthop_forward::{CACHE_ENTRIES, Datapath, Forwarder, Port};
 use lasthop_lock::{Lock, WaitNotice};
 use lasthop_sys::hostview::{HostView, VmState};
 use lasthop_sys::{Beat, Epoll, bind_current_thread, current_thread, set_idle};
@@ -96,7 +96,7 @@ impl Helpers {
         let start = |(n, helper): (usize, &Helper)| {
             let epoll = Epoll::new()?;
             helper.mailbox.register(&epoll, 0)?;
-            let forwarder = Forwarder::new(self.datapath.clone());
+            let forwarder = Forwarder::new(self.datapath.clone(), CACHE_ENTRIES);
             let (helpers, claimed, turns) = (self.clone(), Vec::new(), Turns::default());
             let mut thread = Thread { n, helpers, forwarder, epoll, claimed, turns, found_ns: 0, awake_ns: 0 };
             let name = format!("{}-{}", if self.dedicated { "poll" } else { "helper" }, helper.cpu);
@@ -343,9 +343,8 @@ impl Thread {
     /// polls the ring.
     fn give_back(&mut self, i: usize, stuck: bool) -> bool {
         let Some(Claimed { owned, found_ns, .. }) = self.claimed.get_mut(i) else { return false };
-        let rearm = |keep: &dyn Fn() -> bool| {
-            !stuck && self.forwarder.rearm_notifications_or_keep(&owned.port, owned.queue, 0, keep)
-        };
+        let rearm =
+            |keep: &dyn Fn() -> bool| !stuck && self.forwarder.rearm_notifications(&owned.port, owned.queue, 0, keep);
         let keeps = owned.owner.give_back_or_keep(self.n, rearm);
         if keeps {
             *found_ns = self.awake_ns;

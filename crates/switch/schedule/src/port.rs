@@ -6,7 +6,7 @@ use crate::helper::{GUARD_NS, Helpers, OFFER_NS, vm_of};
 use crate::mailbox::Mailbox;
 use crate::owned_ring::OwnedRing;
 use crate::policy::{Arrivals, Batch, Kicks, TransmitTimer, Turn, Turns, Vm};
-use lasthop_forward::{Forwarder, Outcome, Port};
+use lasthop_forward::{Forwarder, Outcome, PORT_CACHE_ENTRIES, Port};
 use lasthop_lock::{WaitNotice, identify_thread};
 use lasthop_sys::{Beat, Epoll, Trigger, current_thread};
 use lasthop_types::Level;
@@ -63,7 +63,7 @@ impl PortThread {
         let mut server = Server {
             port: port.clone(),
             helpers: helpers.clone(),
-            forwarder: Forwarder::small(helpers.datapath.clone()),
+            forwarder: Forwarder::new(helpers.datapath.clone(), PORT_CACHE_ENTRIES),
             epoll,
             mailbox: mailbox.clone(),
             coalescing,
@@ -327,7 +327,7 @@ impl PortRing {
         let next = match kicks {
             _ if self.owned.kick.is_none() => Next::At(now_ns + POLL_NS),
             Kicks::Batch { packets, due_ns } => {
-                forwarder.rearm_notifications(port, queue, packets.saturating_sub(1));
+                forwarder.rearm_notifications(port, queue, packets.saturating_sub(1), || true);
                 // Work before blocking (PhD §4.3.5): nothing waits for the timer once the guest sleeps.
                 if let Vm::Running(core) = vm
                     && let Some(helper) = helpers.on(core)
@@ -336,7 +336,7 @@ impl PortRing {
                 }
                 Next::At(due_ns)
             }
-            Kicks::Next if forwarder.rearm_notifications(port, queue, 0) => Next::Now,
+            Kicks::Next if forwarder.rearm_notifications(port, queue, 0, || true) => Next::Now,
             Kicks::Next if self.owned.owner.is_own() => Next::Woken,
             // A helper has claimed it meanwhile, and may have asked the guest not to kick.
             Kicks::Next => Next::At(guard_ns(now_ns)),
@@ -397,7 +397,7 @@ mod tests {
         let helpers = Arc::new(Helpers::new(datapath.clone(), Settings::default()).unwrap());
         let mut server = Server {
             coalescing: Arc::new(Coalescing::new(helpers.clone()).unwrap()),
-            forwarder: Forwarder::small(datapath.clone()),
+            forwarder: Forwarder::new(datapath.clone(), PORT_CACHE_ENTRIES),
             port: port.clone(),
             helpers,
             epoll: Epoll::new().unwrap(),

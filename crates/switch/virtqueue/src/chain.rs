@@ -57,11 +57,6 @@ impl Default for Chains<'_> {
 }
 
 impl<'m> Chains<'m> {
-    /// None.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
     /// Descriptors that were walked for nothing: they hold no bytes, or their chains go back unread. A driver may make as many as it
     /// likes, and they take time: once there are too many no further chain is walked.
     #[inline]
@@ -73,13 +68,6 @@ impl<'m> Chains<'m> {
     #[inline]
     pub fn is_spent(&self) -> bool {
         self.wasted >= self.most_wasted
-    }
-
-    /// Forgets all chains.
-    #[inline]
-    pub fn clear(&mut self) {
-        self.wasted = 0;
-        self.make_room();
     }
 
     /// Forgets all chains but what it took to walk them.

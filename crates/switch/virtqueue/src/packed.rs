@@ -150,10 +150,6 @@ impl PackedRing {
         })
     }
 
-    pub(crate) fn is_blank(&self) -> bool {
-        self.desc.descriptors().load(0) == Some((0, 0, 0))
-    }
-
     pub(crate) fn position(&self) -> u32 {
         let bits = u32::from(self.next_used.bits());
         bits | bits << 16
@@ -161,8 +157,7 @@ impl PackedRing {
 
     #[inline]
     fn is_available(&self) -> bool {
-        let flags = self.desc.get().load_u16_acquire(usize::from(self.next_avail.index) * 16 + 14);
-        flags & (AVAIL | USED) == self.next_avail.avail_flags()
+        state(&self.desc.get(), self.next_avail.index) == self.next_avail.avail_flags()
     }
 
     #[inline]
@@ -371,24 +366,16 @@ impl PackedRing {
         (shown > 0).then_some(OpenBurst { begin: begin.bits(), chains: 0, shown, slots: self.staged_slots })
     }
 
-    /// The place behind a burst.
-    pub(crate) fn behind(&self, open: &OpenBurst) -> Position {
-        let mut behind = Position::from_bits(open.begin);
-        behind.advance(open.slots, self.size);
-        behind
-    }
-
     /// A predecessor was killed while it showed the driver a burst that began here: the tail of it is marked used, the
     /// head, which now is complete as well, is not. Goes on behind it.
     pub(crate) fn jump(&mut self, open: &OpenBurst) {
-        let behind = self.behind(open);
+        let behind = behind(open, self.size);
         (self.next_avail, self.next_used) = (behind, behind);
     }
 
     /// Whether the next descriptor is marked used although the device has not come to it.
     pub(crate) fn is_tail_of_burst(&self) -> bool {
-        let flags = self.desc.get().load_u16_acquire(usize::from(self.next_avail.index) * 16 + 14);
-        flags & (AVAIL | USED) == self.next_avail.used_flags()
+        state(&self.desc.get(), self.next_avail.index) == self.next_avail.used_flags()
     }
 
     pub(crate) fn disable_kicks(&mut self) {
@@ -437,9 +424,10 @@ fn recover(
     Some(position)
 }
 
-/// The flags by which a descriptor is available or used.
+/// The flags by which a descriptor is available or used. What they speak of is read behind them.
+#[inline]
 fn state(desc: &GuestSlice<'_>, index: u16) -> u16 {
-    desc.load_u16(usize::from(index) * 16 + 14) & (AVAIL | USED)
+    desc.load_u16_acquire(usize::from(index) * 16 + 14) & (AVAIL | USED)
 }
 
 /// How far a predecessor showed the driver used descriptors: up to the position of its record, or behind the burst that it was
@@ -448,10 +436,12 @@ fn state(desc: &GuestSlice<'_>, index: u16) -> u16 {
 fn last_shown(desc: &GuestSlice<'_>, size: u16, record: &Record) -> Position {
     let Some(open) = record.open else { return record.position };
     let begin = Position::from_bits(open.begin);
-    if state(desc, begin.index) == begin.avail_flags() {
-        return record.position;
-    }
-    let mut behind = begin;
+    if state(desc, begin.index) == begin.avail_flags() { record.position } else { behind(&open, size) }
+}
+
+/// The place behind a burst.
+pub(crate) fn behind(open: &OpenBurst, size: u16) -> Position {
+    let mut behind = Position::from_bits(open.begin);
     behind.advance(open.slots, size);
     behind
 }

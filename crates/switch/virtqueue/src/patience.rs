@@ -58,17 +58,12 @@ pub struct Shortage {
     /// When it was last found to be short.
     last: u64,
     slow: bool,
-    /// When its chains were last walked without end, and held nothing.
-    in_vain: Option<u64>,
+    /// When its chains were last walked as far as may be, and none of them had a buffer.
+    pub in_vain: Option<u64>,
 }
 
 impl Shortage {
-    /// Chains of the receiver's were walked as far as may be, and none of them had a buffer.
-    pub fn found_nothing(&mut self, now: u64) {
-        self.in_vain = Some(now);
-    }
-
-    /// This was less than `long` ago: to look again with each burst would cost its senders more than it is worth.
+    /// [`Shortage::in_vain`] was less than `long` ago: to look again with each burst would cost its senders more than it is worth.
     #[inline]
     pub fn has_nothing(&self, now: u64, long: u64) -> bool {
         self.in_vain.is_some_and(|since| now.saturating_sub(since) < long)

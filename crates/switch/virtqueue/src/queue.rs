@@ -157,7 +157,7 @@ impl StartedQueue {
         left = left.min(MAX_CHAINS as u16);
         let mut skipped = 0;
         while left > 0 {
-            let mut chains = Chains::new();
+            let mut chains = Chains::default();
             let broken = self.ring.pop(&self.memory, &mut chains, usize::from(left)).is_err();
             self.ring.stage_read(&chains.list);
             left = left.saturating_sub(chains.list.len() as u16);
@@ -188,7 +188,7 @@ impl StartedQueue {
             if taken.len() >= usize::from(open.shown) {
                 break;
             }
-            let mut chains = Chains::new();
+            let mut chains = Chains::default();
             let most = usize::from(open.shown) - taken.len();
             let broken = self.ring.pop_writable(&memory, &mut chains, most).is_err();
             taken.extend(&chains.list);

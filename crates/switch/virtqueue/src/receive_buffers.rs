@@ -35,26 +35,10 @@ pub struct ReceiveBuffers<'m> {
 }
 
 impl<'m> ReceiveBuffers<'m> {
-    /// None taken yet.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// Descriptors walked for nothing, as [`Chains::wasted`].
+    /// All that it has taken from the ring: how much was walked in vain, and whether that was too much or the rest is being translated.
     #[inline]
-    pub fn wasted(&self) -> usize {
-        self.chains.wasted()
-    }
-
-    /// So many of them that no further chain is walked before the ring's lock is taken anew.
-    #[inline]
-    pub fn is_spent(&self) -> bool {
-        self.chains.is_spent()
-    }
-
-    /// The next chain waits for the translation of an address.
-    pub fn is_asked(&self) -> bool {
-        self.chains.asked
+    pub fn taken(&self) -> &Chains<'m> {
+        &self.chains
     }
 
     /// Looks for no chains in the ring at all.

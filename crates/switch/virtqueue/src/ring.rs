@@ -1,7 +1,7 @@
 //! Either layout behind one set of calls.
 
 use crate::journal::{OpenBurst, Record};
-use crate::packed::PackedRing;
+use crate::packed::{PackedRing, behind};
 use crate::split::SplitRing;
 use crate::{Chain, Chains, QueueError, QueueSetup};
 use lasthop_guestmem::GuestMemory;
@@ -55,7 +55,7 @@ impl Ring {
 
     /// Whether its first descriptor is all zeros, which none is that a driver ever made available.
     pub(crate) fn is_blank(&self) -> bool {
-        either!(&self.0, r => r.is_blank())
+        either!(&self.0, r => r.desc.descriptors().load(0) == Some((0, 0, 0)))
     }
 
     /// A note on chains just taken, for the journal. None is staged yet.
@@ -89,7 +89,7 @@ impl Ring {
     pub(crate) fn behind(&self, open: &OpenBurst) -> u16 {
         match &self.0 {
             Layout::Split(_) => open.begin.wrapping_add(open.shown),
-            Layout::Packed(r) => r.behind(open).bits(),
+            Layout::Packed(r) => behind(open, r.size).bits(),
         }
     }
 
@@ -138,7 +138,7 @@ impl Ring {
         either!(&mut self.0, r => {
             let (next, mut left) = (r.next_avail, ASK_AHEAD);
             while left > 0 {
-                let mut chains = Chains::new();
+                let mut chains = Chains::default();
                 if r.pop(memory, &mut chains, device_writes, left) != Err(QueueError::Asked) {
                     break;
                 }

@@ -30,7 +30,7 @@ const AVAIL_NO_INTERRUPT: u16 = 1;
 
 #[derive(Debug)]
 pub(crate) struct SplitRing {
-    desc: PinnedSlice<16>,
+    pub(crate) desc: PinnedSlice<16>,
     avail: PinnedSlice,
     pub(crate) used: PinnedSlice<4>,
     pub(crate) size: u16,
@@ -102,10 +102,6 @@ impl SplitRing {
 
     pub(crate) fn position(&self) -> u32 {
         u32::from(self.next_used)
-    }
-
-    pub(crate) fn is_blank(&self) -> bool {
-        self.desc.descriptors().load(0) == Some((0, 0, 0))
     }
 
     /// How many chains wait, reading the driver's index only if none is known of.

@@ -82,7 +82,7 @@ pub(super) fn step<'m>(
             model.unpop(&held[keep..]);
             // Pieces of chains given back stay in the list until it is cleared: as in a burst, nothing is taken after.
             complete(ring, model, chains, held, keep);
-            chains.clear();
+            *chains = Chains::default();
             held.clear();
             Ok(())
         }
@@ -92,7 +92,7 @@ pub(super) fn step<'m>(
                 assert_eq!(read(chains, chain), model.content(expected));
             }
             complete(ring, model, chains, held, held.len());
-            chains.clear();
+            *chains = Chains::default();
             held.clear();
             Ok(())
         }
@@ -194,7 +194,7 @@ fn offer(model: &mut Model, memory: &GuestMemory, input: &mut Input<'_>) {
 /// Some frames are written to the ring, as a delivery does it.
 fn reserve(ring: &mut Ring, model: &mut Model, memory: &Arc<GuestMemory>, input: &mut Input<'_>) -> Result<(), Broken> {
     let frames = 1 + input.below(4);
-    let mut room = ReceiveBuffers::new();
+    let mut room = ReceiveBuffers::default();
     // The model's view of the room: chains taken, and where the next frame may begin.
     let (mut list, mut end): (Vec<Walked>, usize) = (Vec::new(), 0);
     let (mut broken, mut unfit) = (Ok(()), 0);

@@ -85,7 +85,7 @@ impl Rig {
     fn chains(&self) -> Result<(usize, bool), QueueError> {
         let mut guard = self.queues[1].lock();
         let started = guard.started().expect("a started ring");
-        let (memory, mut chains) = (started.memory.clone(), Chains::new());
+        let (memory, mut chains) = (started.memory.clone(), Chains::default());
         started.ring.pop(&memory, &mut chains, BURST)?;
         started.ring.unpop(&chains.list);
         Ok((chains.list.len(), chains.asked))

@@ -1,6 +1,7 @@
 //! The packet path allocates nothing: neither for small packets, nor for a flood, nor for one that is cut into 2000 segments.
 
 use super::*;
+use crate::PORT_CACHE_ENTRIES;
 use allocation_counter::measure;
 use lasthop_frame::{Edit, Part, Set};
 
@@ -23,7 +24,7 @@ fn all_kinds() -> Vec<Action> {
 fn a_cache_grows_with_the_flows_in_use_and_the_thread_that_uses_it_allocates_nothing() {
     const FLOWS: u16 = 3000;
     let datapath = Arc::new(Datapath::new(10_000, PATIENCE_MS).unwrap());
-    let mut forwarder = Forwarder::small(datapath.clone());
+    let mut forwarder = Forwarder::new(datapath.clone(), PORT_CACHE_ENTRIES);
     let config = NetConfig { size: 1024, ..NetConfig::default() };
     let (mut a, mut b) = (Guest::new(&datapath, 1, config, 0), Guest::new(&datapath, 2, config, 0));
     let frame = |n: u16| Frame::new(1, 2).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).udp(n, 2).payload([7; 22]).build();

@@ -108,7 +108,7 @@ fn check_moved(config: NetConfig, features: u64, steps: &[Step]) -> Result<(), T
         let before = [a.memory(), b.memory()];
         now += MS;
         forwarder.carry(&a.guest.port, 1, now);
-        forwarder.rearm_notifications(&a.guest.port, 1, 0);
+        forwarder.rearm_notifications(&a.guest.port, 1, 0, || true);
         for (moved, before) in [&a, &b].into_iter().zip(&before) {
             let (changed, marked, ring) = (changed(before, &moved.memory()), moved.marked(), moved.ring_pages());
             let missing: Vec<_> =
@@ -126,7 +126,7 @@ fn check_moved(config: NetConfig, features: u64, steps: &[Step]) -> Result<(), T
         prop_assert!(missing.is_empty(), "{missing:?} changed or a ring's, {marked:?} in the log at the end");
         let before = moved.memory();
         forwarder.carry(&a.guest.port, 1, now + MS);
-        forwarder.rearm_notifications(&a.guest.port, 1, 0);
+        forwarder.rearm_notifications(&a.guest.port, 1, 0, || true);
         prop_assert!(before == moved.memory(), "touched after the end");
     }
     Ok(())

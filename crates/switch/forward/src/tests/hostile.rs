@@ -369,7 +369,7 @@ fn an_answer_does_not_wait_for_the_senders_burst() {
         let (port, datapath) = (a.port.clone(), datapath.clone());
         let burst = a.port.queues[1].lock();
         scope.spawn(move || {
-            let mut main = Forwarder::new(datapath);
+            let mut main = Forwarder::new(datapath, CACHE_ENTRIES);
             main.resume(&port, ids[0], &[Action::Output(PortId(2)), Action::Output(PortId(2))]);
             main.resume(&port, ids[1], &[]);
             assert_eq!(main.expire(&port, 1), 1);
@@ -402,7 +402,8 @@ fn two_senders_to_a_port_that_is_down_lose_no_count() {
             let (datapath, start) = (datapath.clone(), &start);
             scope.spawn(move || {
                 let mut guest = Guest::new(&datapath, id, NetConfig::default(), 0);
-                let (mut forwarder, frame) = (Forwarder::new(datapath), Frame::new(1, 3).payload([1; 64]).build());
+                let (mut forwarder, frame) =
+                    (Forwarder::new(datapath, CACHE_ENTRIES), Frame::new(1, 3).payload([1; 64]).build());
                 start.wait();
                 for _ in 0..EACH {
                     guest.send(VnetHdr::default(), &frame);

@@ -28,7 +28,7 @@ fn a_killed_switch_delivers_nothing_twice_and_its_successor_goes_on() {
             let mut guard = a.port.queues[1].lock();
             let started = guard.started().unwrap();
             let memory = started.memory.clone();
-            let mut chains = Chains::new();
+            let mut chains = Chains::default();
             started.ring.pop(&memory, &mut chains, 64).unwrap();
             assert_eq!(chains.list.len(), 3);
             started.note_burst(&chains.list);

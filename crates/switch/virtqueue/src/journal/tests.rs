@@ -71,7 +71,7 @@ impl Crash {
         let started = guard.started().unwrap();
         let mut list = Vec::new();
         loop {
-            let mut chains = Chains::new();
+            let mut chains = Chains::default();
             if self.reads() {
                 started.ring.pop(memory, &mut chains, 64).unwrap();
             } else {

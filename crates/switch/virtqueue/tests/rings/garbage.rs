@@ -63,7 +63,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
 /// One call of each kind; errors are fine, and whoever gets one starts the ring anew.
 fn step(rig: &Rig, op: &Op) -> Result<(), QueueError> {
     let memory = rig.memory.clone();
-    let mut chains = Box::new(Chains::new());
+    let mut chains = Box::new(Chains::default());
     let mut device = rig.device();
     match op {
         Op::Scribble(..) => {}
@@ -203,7 +203,7 @@ fn g14_slots_that_were_used_and_not_shown_are_not_taken_again() {
             let at = |i: u16| rig.layout.desc + 16 * u64::from(i);
             (0..16u16).for_each(|i| poke_desc(&rig.memory, true, at(i), area(0), 1, flags, i));
             let mut device = rig.device();
-            let (memory, mut chains) = (device.memory, Box::new(Chains::new()));
+            let (memory, mut chains) = (device.memory, Box::new(Chains::default()));
             device.ring().pop(memory, &mut chains, 64).unwrap();
             assert_eq!(chains.list.len(), usize::from(expected), "flags {flags:#x}");
             chains.list.iter().for_each(|chain| device.ring().stage_used(chain, 0));

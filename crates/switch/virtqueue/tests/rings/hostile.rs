@@ -57,7 +57,7 @@ impl Raw {
     /// What popping gives: the lengths of the chains before the error, and the error.
     fn pop(&self) -> (Vec<u32>, Result<(), QueueError>) {
         let mut device = self.rig.device();
-        let (memory, mut chains) = (device.memory, Box::new(Chains::new()));
+        let (memory, mut chains) = (device.memory, Box::new(Chains::default()));
         let result = device.ring().pop(memory, &mut chains, 64);
         (chains.list.iter().map(|c| c.len()).collect(), result)
     }
@@ -125,7 +125,7 @@ fn g3_more_pieces_than_anybody_keeps_go_back_unread() {
         raw.desc(0, area(0), 16 * u32::from(entries), DESC_INDIRECT, 0);
         raw.heads(&[0]);
         let mut device = raw.rig.device();
-        let (memory, mut chains) = (device.memory, Box::new(Chains::new()));
+        let (memory, mut chains) = (device.memory, Box::new(Chains::default()));
         device.ring().pop(memory, &mut chains, 64).unwrap();
         assert_eq!(chains.list.len(), 1);
         assert_eq!(2 * usize::from(entries) > MAX_PIECES, chains.list[0].is_bad());
@@ -278,7 +278,7 @@ fn g9_a_receiver_without_buffers_keeps_what_it_has() {
     for kind in every_kind(4) {
         let mut rig = Rig::new(kind);
         let memory = rig.memory.clone();
-        let mut chains = Box::new(Chains::new());
+        let mut chains = Box::new(Chains::default());
         rig.driver.add(&[], &[(area(0), 100)], 0).unwrap();
         rig.driver.publish();
         for _ in 0..100_000 {
@@ -311,7 +311,7 @@ fn g10_mergeable_buffers_of_nothing() {
                 rig.driver.add(&[], &[(area(0), len)], i).unwrap();
             }
             rig.driver.publish();
-            let mut chains = Box::new(Chains::new());
+            let mut chains = Box::new(Chains::default());
             let got = rig.device().ring().reserve(&memory, &mut chains, 2000, true).unwrap();
             assert_eq!((got, chains.list.len()), (Reserved::TooSmall, 0));
             // What they can hold they still get.
@@ -327,7 +327,7 @@ fn wrong_direction_goes_back() {
     for kind in every_kind(SIZE) {
         let mut rig = Rig::new(kind);
         let memory = rig.memory.clone();
-        let mut chains = Box::new(Chains::new());
+        let mut chains = Box::new(Chains::default());
         rig.driver.add(&[], &[(area(0), 5)], 0).unwrap();
         rig.driver.add(&[(area(1), 5)], &[(area(2), 5)], 1).unwrap();
         rig.driver.add(&[(area(3), 5)], &[], 2).unwrap();
@@ -365,7 +365,7 @@ fn unfit_buffers_are_given_back_in_bounded_steps() {
             rig.driver.add(&[(area(0), 5)], &[], i).unwrap();
         }
         rig.driver.publish();
-        let mut chains = Box::new(Chains::new());
+        let mut chains = Box::new(Chains::default());
         let mut device = rig.device();
         assert_eq!(device.ring().reserve(&memory, &mut chains, 1, true).unwrap(), Reserved::TooSmall);
         device.ring().publish();

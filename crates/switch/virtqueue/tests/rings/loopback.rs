@@ -121,7 +121,7 @@ impl Model {
         let expect: Vec<Buffer> = self.available.iter().take(most).cloned().collect();
         let memory = self.rig.memory.clone();
         let mut device = self.rig.device();
-        let mut chains = Box::new(Chains::new());
+        let mut chains = Box::new(Chains::default());
         if self.device_writes {
             return;
         }
@@ -163,7 +163,7 @@ impl Model {
         }
         let memory = self.rig.memory.clone();
         let mut device = self.rig.device();
-        let mut chains = Box::new(Chains::new());
+        let mut chains = Box::new(Chains::default());
         let got = device.ring().reserve(&memory, &mut chains, need, join).unwrap();
         assert_eq!((got, chains.list.len()), expect);
         let list: Vec<Chain> = chains.list.to_vec();

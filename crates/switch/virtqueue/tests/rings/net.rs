@@ -21,7 +21,7 @@ fn device(driver: &NetDriver) -> Vec<Queue> {
 /// Sends everything found in the odd queue back through the even one; false if there was no room.
 fn echo(memory: &Arc<GuestMemory>, queues: &[Queue], mergeable: bool) -> Vec<bool> {
     let mut fitted = Vec::new();
-    let (mut from, mut to) = (Box::new(Chains::new()), Box::new(Chains::new()));
+    let (mut from, mut to) = (Box::new(Chains::default()), Box::new(Chains::default()));
     let mut sender = queues[1].lock();
     let mut receiver = queues[0].lock();
     let (sender, receiver) = (&mut sender.started().unwrap().ring, &mut receiver.started().unwrap().ring);
@@ -128,7 +128,7 @@ fn a_device_that_lies_about_buffers_is_found_out() {
         let mut driver = NetDriver::new(NetConfig::default()).unwrap();
         let queues = device(&driver);
         let memory = driver.memory().clone();
-        let mut chains = Box::new(Chains::new());
+        let mut chains = Box::new(Chains::default());
         let mut guard = queues[0].lock();
         let ring = &mut guard.started().unwrap().ring;
         ring.reserve(&memory, &mut chains, len as usize, true).unwrap();

@@ -60,7 +60,7 @@ fn play(memory: &Arc<GuestMemory>, kind: Kind, warm_up: u32, schedule: &[Step]) 
                     let memory = rig.memory.clone();
                     let mut ring = rig.device();
                     ring.ring().disable_kicks();
-                    let mut chains = Box::new(Chains::new());
+                    let mut chains = Box::new(Chains::default());
                     ring.ring().pop(&memory, &mut chains, most).unwrap();
                     for chain in &chains.list {
                         ring.ring().stage_used(chain, 0);
@@ -157,7 +157,7 @@ fn whoever_looks_by_himself_is_left_alone() {
             kicks += u32::from(rig.driver.publish());
             let memory = rig.memory.clone();
             let mut device = rig.device();
-            let mut chains = Box::new(Chains::new());
+            let mut chains = Box::new(Chains::default());
             device.ring().pop(&memory, &mut chains, 64).unwrap();
             device.ring().stage_used(&chains.list[0], 0);
             calls += u32::from(device.ring().publish());
@@ -183,12 +183,12 @@ fn two_threads_never_wait_for_each_other() {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let epoll = watch(&kick);
-                let mut chains = Box::new(Chains::new());
+                let mut chains = Box::new(Chains::default());
                 while served.load(Ordering::Relaxed) < MESSAGES {
                     let mut guard = queue.lock();
                     let ring = &mut guard.started().unwrap().ring;
                     ring.disable_kicks();
-                    chains.clear();
+                    *chains = Chains::default();
                     ring.pop(memory, &mut chains, 3).unwrap();
                     for chain in &chains.list {
                         ring.stage_used(chain, 0);
@@ -251,14 +251,14 @@ fn publishing_and_asking_at_once() {
             scope.spawn(|| {
                 let mut guard = queue.lock();
                 let ring = &mut guard.started().unwrap().ring;
-                let mut chains = Box::new(Chains::new());
+                let mut chains = Box::new(Chains::default());
                 let mut at = 0;
                 for _ in 0..ROUNDS {
                     ring.disable_kicks();
                     meet(&theirs, &ours, at + 1);
                     found.store(ring.enable_kicks(0).unwrap(), Ordering::Relaxed);
                     meet(&theirs, &ours, at + 2);
-                    chains.clear();
+                    *chains = Chains::default();
                     ring.pop(&memory, &mut chains, 4).unwrap();
                     ring.stage_used(&chains.list[0], 0);
                     meet(&theirs, &ours, at + 3);

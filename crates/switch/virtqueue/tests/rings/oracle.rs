@@ -96,7 +96,7 @@ proptest! {
         let expect = their_chains(&mut oracle(&layout), &theirs);
         let queue = device(&layout, &ours);
         let mut guard = queue.lock();
-        let mut chains = Box::new(Chains::new());
+        let mut chains = Box::new(Chains::default());
         let popped = guard.started().unwrap().ring.pop(&ours, &mut chains, 64);
         for (chain, (_, pieces, whole, written)) in chains.list.iter().zip(&expect) {
             if chain.is_bad() {
@@ -152,7 +152,7 @@ proptest! {
             let wanted = oracle.needs_notification(&theirs).unwrap();
             let mut guard = queue.lock();
             let ring = &mut guard.started().unwrap().ring;
-            let mut chains = Box::new(Chains::new());
+            let mut chains = Box::new(Chains::default());
             ring.reserve(&ours, &mut chains, 0, false).unwrap();
             ring.stage_used(&chains.list[0], len);
             let got = ring.publish();

@@ -114,7 +114,7 @@ impl Device<'_> {
     /// Pops, reads and completes what is there: one entry per buffer.
     pub fn serve(&mut self) -> Result<Vec<Vec<u8>>, QueueError> {
         let memory = self.memory;
-        let mut chains = Box::new(lasthop_virtqueue::Chains::new());
+        let mut chains = Box::new(lasthop_virtqueue::Chains::default());
         let popped = self.ring().pop(memory, &mut chains, 64);
         let mut out = Vec::new();
         for chain in &chains.list {
