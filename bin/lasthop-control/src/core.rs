@@ -336,7 +336,7 @@ impl Core {
                     Change::Clear => FromControl::ClearFlows,
                     Change::Del(key, mask) => {
                         self.counts.flows_deleted += 1;
-                        FromControl::DelFlow { key, mask }
+                        FromControl::DelFlow { key, mask, tell: false }
                     }
                 };
                 self.commands.push(Command::Switch(message.into()));
@@ -397,7 +397,7 @@ impl Core {
                 }
             }
             // No flow of this policy has anything copied.
-            ToControl::Upcall(UpcallPacket { copy: Some(_), .. }) => {}
+            ToControl::Upcall(UpcallPacket { copy: Some(_), .. }) | ToControl::Ended(_) => {}
             ToControl::Upcall(upcall) => self.upcall(&upcall, now_ms, out),
             ToControl::Port(port) => self.port_is(port, now_ms, out),
             ToControl::PortGone(id) => {

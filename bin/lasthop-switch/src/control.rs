@@ -13,6 +13,7 @@ use lasthop_types::{PortId, PortTotals};
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound::{Excluded, Unbounded};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 /// Flows looked at for one message: it stays below the channel's limit, and the lock of the flow table is held for
 /// microseconds.
@@ -63,6 +64,8 @@ pub struct Control {
     greeted: bool,
     news: BTreeMap<PortId, News>,
     questions: VecDeque<Question>,
+    /// Flows that are gone, of which it is told what they have carried.
+    pub ended: Vec<Arc<Flow>>,
     /// That is said once.
     asked_too_much: bool,
     /// A line for the log.
@@ -79,6 +82,7 @@ impl Control {
             greeted: false,
             news,
             questions: VecDeque::new(),
+            ended: Vec::new(),
             asked_too_much: false,
             complaint: None,
         })
@@ -124,7 +128,7 @@ impl Control {
 
     /// Something is to be told as soon as there is room.
     pub fn is_backlogged(&self) -> bool {
-        self.is_full() || !self.news.is_empty() || !self.questions.is_empty() || !self.greeted
+        self.is_full() || !self.news.is_empty() || !self.questions.is_empty() || !self.ended.is_empty() || !self.greeted
     }
 
     fn flush(&mut self) -> Result<(), ChannelError> {
@@ -165,13 +169,19 @@ impl Control {
         Ok(())
     }
 
-    /// Sends one part of an answer, if there is room and somebody asked. False: there was nothing to do.
+    /// Tells of flows that have ended, and sends one part of an answer, if there is room and somebody asked. False: there was nothing to do.
     pub fn answer(&mut self, sources: Sources<'_>) -> Result<bool, ChannelError> {
+        let now_ms = sources.datapath.now_ms();
+        while !self.is_full()
+            && self.greeted
+            && let Some(flow) = self.ended.pop()
+        {
+            self.send(ToControl::Ended(flow_info(&flow, now_ms).into()))?;
+        }
         if self.is_full() || !self.greeted {
             return Ok(false);
         }
         let Some(Question { request, question, told, all_told }) = self.questions.pop_front() else { return Ok(false) };
-        let now_ms = sources.datapath.now_ms();
         let mut last = true;
         let reply = match &question {
             DatapathRequest::Flows { after } => flows(sources.datapath, *after, now_ms),
@@ -259,7 +269,6 @@ mod tests {
     use lasthop_flow::{Action, FlowSpec};
     use lasthop_frame::FlowMask;
     use lasthop_ipc::{ControlEnd, ring_pair};
-    use std::sync::Arc;
 
     struct Rig {
         control: Control,
@@ -382,5 +391,23 @@ mod tests {
             rig.talk();
         }
         assert!(rig.control.questions.len() <= MAX_QUESTIONS);
+    }
+
+    #[test]
+    fn flows_that_have_ended_are_told_before_the_answer_to_who_waits_for_that() {
+        let mut rig = Rig::new(1);
+        let mask = FlowMask(FlowKey { in_port: u32::MAX, ..FlowKey::default() });
+        let flow = |n| {
+            let key = FlowKey { in_port: n, ..FlowKey::default() };
+            rig.datapath.flows().insert(FlowSpec { key, mask, actions: Vec::new(), epoch: 0 }, 0).unwrap()
+        };
+        // More than a ring holds, before control is greeted.
+        rig.control.ended = (0..20_000).map(flow).collect();
+        rig.control.asked(7, DatapathRequest::Barrier);
+        let heard = rig.hear();
+        let at = |is: fn(&ToControl) -> bool| heard.iter().position(is).unwrap();
+        assert!(at(|m| *m == ToControl::Hello) < at(|m| matches!(m, ToControl::Ended(_))));
+        assert_eq!(heard.iter().filter(|m| matches!(m, ToControl::Ended(_))).count(), 20_000);
+        assert!(matches!(heard.last(), Some(ToControl::Reply { request: 7, reply: DatapathReply::Barrier, .. })));
     }
 }

@@ -323,6 +323,10 @@ impl Server {
     /// Tells control what it is to know, as long as there is room: how ports are, then of packets that wait, then what it
     /// has asked, a few parts at a time, so that neither a guest's packets nor another's port waits behind long answers.
     fn talk(&mut self) {
+        if let Some(control) = &mut self.control {
+            control.ended.append(&mut self.forwarder.ended);
+            self.to_tell |= !control.ended.is_empty();
+        }
         if !std::mem::take(&mut self.to_tell) {
             return;
         }
@@ -435,7 +439,8 @@ impl Server {
 
     fn hear_control(&mut self) {
         for _ in 0..CONTROL_BURST {
-            if self.deferred.is_some() || self.orders.len() >= MAX_ORDERS {
+            let untold = self.control.as_ref().map_or(0, |control| control.ended.len());
+            if self.deferred.is_some() || self.orders.len() + untold >= MAX_ORDERS {
                 return;
             }
             match self.control.as_mut().map(Control::receive) {
@@ -462,7 +467,7 @@ impl Server {
                     self.orders.push(port, Order::packet(&entry.port, id as u32, actions));
                 }
             }
-            FromControl::DelFlow { key, mask } => self.change(&key, &mask, Order::removal(key, mask)),
+            FromControl::DelFlow { key, mask, tell } => self.change(&key, &mask, Order::removal(key, mask, tell)),
             // These are about what was said before, too.
             FromControl::ClearFlows | FromControl::Ask { question: DatapathRequest::Barrier, .. }
                 if !self.orders.is_empty() =>

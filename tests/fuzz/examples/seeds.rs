@@ -382,7 +382,7 @@ fn messages() -> Vec<Vec<u8>> {
         seed(4, &reply(DatapathReply::Ports(Vec::new()))),
         seed(4, &reply(DatapathReply::Lookup { key, flow: Some(Box::new(info)) })),
         seed(6, &FromControl::PutFlow(flow)),
-        seed(6, &FromControl::DelFlow { key, mask }),
+        seed(6, &FromControl::DelFlow { key, mask, tell: true }),
         seed(6, &FromControl::Resume { id: 9, actions: vec![Action::Output(id); 3] }),
         seed(6, &FromControl::Ask { request: 2, question: DatapathRequest::Barrier }),
         seed(6, &FromControl::Ask { request: 2, question: DatapathRequest::Lookup(key) }),

@@ -67,7 +67,7 @@ fn from_control(input: &mut Input<'_>) -> FromControl {
     };
     match input.u8() % 5 {
         0 => FromControl::Resume { id: input.u8().into(), actions: actions(input) },
-        1 => FromControl::DelFlow { key: key(input), mask: FlowMask(key(input)) },
+        1 => FromControl::DelFlow { key: key(input), mask: FlowMask(key(input)), tell: input.u8().is_multiple_of(2) },
         2 => FromControl::ClearFlows,
         3 => FromControl::Ask { request: input.u8().into(), question: DatapathRequest::Lookup(key(input)) },
         _ => FromControl::PutFlow(FlowSpec {

@@ -399,7 +399,7 @@ impl Fake {
                 self.flows.push((flow, 0));
                 "put"
             }
-            FromControl::DelFlow { key, mask } => {
+            FromControl::DelFlow { key, mask, .. } => {
                 self.flows.retain(|(f, _)| (f.key, f.mask) != (key, mask));
                 "del"
             }

@@ -69,7 +69,7 @@ fn what_a_lost_control_decided_is_carried_out_some_at_a_time() {
     talk(&mut server);
     assert!(matches!(first.recv(), Ok(ToControl::Hello)));
     for _ in 0..4000 {
-        server.orders.push(PortId(1), Order::removal(FlowKey::default(), FlowMask::default()));
+        server.orders.push(PortId(1), Order::removal(FlowKey::default(), FlowMask::default(), false));
     }
     server.obey(FromControl::ClearFlows);
     server.lose_control();

@@ -190,9 +190,7 @@ impl Datapath {
         self.note_connections(&tuples);
         let gone = self.registry.of_tuples(&tuples);
         for id in &gone {
-            if let Some(unified) = self.registry.remove(*id, &mut self.table) {
-                self.tell_switch(FromControl::DelFlow { key: unified.key, mask: unified.mask });
-            }
+            self.take_back(*id);
         }
         !gone.is_empty()
     }

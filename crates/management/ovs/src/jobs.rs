@@ -12,6 +12,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// With more of a flow's parts than this in the switch all flows are asked for.
 const MOST_LOOKUPS: usize = 64;
+/// So often at most flows of the switch's are taken back for a request: those that packets make meanwhile go with what it changes.
+const MOST_ROUNDS: u32 = 4;
 /// A dump's datagrams are about so long.
 const DUMP_BYTES: usize = 16 * 1024;
 
@@ -58,6 +60,8 @@ pub(crate) struct Job {
     /// Interfaces that could not be opened.
     pub failed: BTreeSet<String>,
     answers: Vec<Vec<u8>>,
+    /// How often flows of the switch's were taken back for it.
+    rounds: u32,
 }
 
 impl Datapath {
@@ -85,7 +89,7 @@ impl Datapath {
             let (to_switch, failed) = (BTreeSet::new(), BTreeSet::new());
             let datagram = Some(datagram);
             let (to_supervisor, answers) = (BTreeMap::new(), Vec::new());
-            self.active = Some(Job { pid, datagram, to_switch, to_supervisor, failed, answers });
+            self.active = Some(Job { pid, datagram, to_switch, to_supervisor, failed, answers, rounds: 0 });
             self.gather(needs);
             self.go_on();
         }
@@ -101,6 +105,13 @@ impl Datapath {
                         self.ask(DatapathRequest::Lookup(unified.key));
                     }
                 }
+            }
+            if !needs.ends.is_empty() {
+                for id in needs.ends {
+                    self.take_back(id);
+                }
+                // What they have carried is told before this is answered.
+                self.ask(DatapathRequest::Barrier);
             }
             needs.meters.into_iter().for_each(|meter| self.ask(DatapathRequest::Meter(meter)));
             if needs.ports {
@@ -144,6 +155,15 @@ impl Datapath {
             return;
         }
         if let Some(datagram) = job.datagram.take() {
+            job.rounds += 1;
+            let may_wait = self.attached && job.rounds < MOST_ROUNDS;
+            let ends = if may_wait { self.needs(&datagram).ends } else { BTreeSet::new() };
+            let Some(job) = &mut self.active else { return };
+            if !ends.is_empty() {
+                // A packet has come meanwhile, and made one anew.
+                job.datagram = Some(datagram);
+                return self.gather(Needs { ends, ..Needs::default() });
+            }
             let (pid, failed) = (job.pid, std::mem::take(&mut job.failed));
             let (answers, told, flush) = self.carry_out_all(pid, &datagram, &failed);
             if let Some(job) = &mut self.active {

@@ -17,6 +17,7 @@
 //! | `jobs` | requests, one datagram at a time, with what has to be asked before they are answered |
 //! | `requests` | what each request does |
 //! | `kept` | connections that another process goes on with |
+//! | `leaving` | the switch's flows that are gone, until it has said what they carried |
 //! | `shown` | connections as people see them |
 //! | `restore` | what another process goes on with |
 //!
@@ -29,6 +30,7 @@ mod conntrack;
 mod fragments;
 mod jobs;
 mod kept;
+mod leaving;
 mod meters;
 mod packets;
 mod ports;
@@ -50,6 +52,7 @@ use lasthop_ipc::{FromControl, ToControl};
 use lasthop_management_ipc::{ControlToSupervisor, SupervisorToControl};
 use lasthop_ovs_abi::family;
 use lasthop_types::PortId;
+use leaving::Leaving;
 use ports::{Totals, Vport};
 pub use restore::NotesFrom;
 pub use shown::{Figures, Tracked};
@@ -98,6 +101,7 @@ pub struct Datapath {
     meters: meters::Meters,
     shaping: shaping::Shaping,
     registry: Registry,
+    leaving: Leaving,
     connections: conntrack::Connections,
     policies: timeouts::Policies,
     noted: kept::Noted,
@@ -195,6 +199,7 @@ impl Datapath {
     /// There is a new channel to the switch, or none.
     pub fn switch_is(&mut self, attached: bool) {
         self.attached = false;
+        self.forget_leaving();
         self.registry.clear(&mut self.table);
         if !attached {
             self.give_up_on_switch();
@@ -223,6 +228,10 @@ impl Datapath {
                 return true;
             }
             ToControl::Reply { .. } => {}
+            ToControl::Ended(flow) => {
+                self.ended(flow);
+                return true;
+            }
         }
         false
     }

@@ -103,8 +103,8 @@ impl Datapath {
                     "Open vSwitch's flows have become more in the switch than it holds here; the oldest of the port with new ones go"
                 );
             }
-            for gone in self.registry.make_room(upcall.key.in_port, &mut self.table) {
-                self.tell_switch(FromControl::DelFlow { key: gone.key, mask: gone.mask });
+            for id in self.registry.oldest(upcall.key.in_port) {
+                self.take_back(id);
             }
         }
         let actions = way.actions.clone();

@@ -5,7 +5,6 @@ use crate::packets::pids;
 use crate::ports::Vport;
 use crate::table::{Carried, Flow, FlowId};
 use crate::{Datapath, Out, tunnels};
-use lasthop_ipc::FromControl;
 use lasthop_management_ipc::UplinkConfig;
 use lasthop_ovs_abi::family::{self, command, control, datapath, flow, packet_command, vport};
 use lasthop_ovs_abi::netlink::{Message, OVS_HEADER, Writer, flag, kind, messages, table, text_of, u32_of, u32s_of};
@@ -23,6 +22,8 @@ pub(crate) struct Needs {
     pub all_flows: bool,
     /// The switch's flows whose counters are wanted.
     pub flows: BTreeSet<u64>,
+    /// Those that end with this, which is answered with what they have carried.
+    pub ends: BTreeSet<u64>,
     pub ports: bool,
     /// The switch's meters whose counters are wanted.
     pub meters: BTreeSet<u32>,
@@ -90,8 +91,11 @@ impl Datapath {
                         || found
                             .is_none_or(|found| get(&found, flow::KEY).is_none() && get(&found, flow::UFID).is_none());
                     needs.all_flows |= all;
+                    let ends = request.command == command::DEL
+                        || found.is_some_and(|found| get(&found, flow::ACTIONS).is_some());
                     let id = found.and_then(|found| self.find_flow(&found).ok());
-                    needs.flows.extend(id.and_then(|id| self.table.get(id)).into_iter().flat_map(|flow| &flow.unified));
+                    let unified = id.and_then(|id| self.table.get(id)).into_iter().flat_map(|flow| &flow.unified);
+                    if ends { &mut needs.ends } else { &mut needs.flows }.extend(unified);
                 }
                 id if id == family::VPORT.id => {
                     needs.ports |= request.command == command::GET;
@@ -226,10 +230,7 @@ impl Datapath {
         }
         let mut changed = changes.told;
         for id in changes.unified {
-            if let Some(unified) = self.registry.remove(id, &mut self.table) {
-                self.tell_switch(FromControl::DelFlow { key: unified.key, mask: unified.mask });
-                changed = true;
-            }
+            changed |= self.take_back(id);
         }
         changed
     }

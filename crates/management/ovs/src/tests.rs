@@ -15,6 +15,7 @@ use whole::fetch;
 
 mod connections;
 mod labels;
+mod leaving;
 mod meters;
 mod restore;
 mod samples;
@@ -325,36 +326,6 @@ fn a_flow_becomes_one_of_the_switchs_and_counts_what_that_carries() {
 }
 
 #[test]
-fn a_flow_that_goes_takes_the_switchs_with_it_before_that_is_answered() {
-    let mut site = Site::new();
-    site.put_flow(1, 0, output(2));
-    site.miss(VM1, &udp(100));
-    let flow = site.told_flow();
-    site.send(family::FLOW.id, command::DEL, flag::ACK | flag::ECHO, |to| to.attribute(flow::UFID, &ufid(1, 0)));
-    // What it has carried is asked for first.
-    let Some(FromControl::Ask { request, question: DatapathRequest::Lookup(key) }) = site.to_switch.pop() else {
-        panic!("{:?}", site.to_switch)
-    };
-    let reply = DatapathReply::Lookup { key, flow: Some(Box::new(info(&flow, 4))) };
-    site.datapath.hear_switch(&ToControl::Reply { request, last: true, reply });
-    site.collect();
-    let told = site.told();
-    let [FromControl::DelFlow { key, mask }, FromControl::Ask { request, question: DatapathRequest::Barrier }] =
-        told[..]
-    else {
-        panic!("{told:?}")
-    };
-    assert_eq!((key, mask), (flow.key, flow.mask));
-    assert!(site.answers.is_empty(), "the switch may still go by it");
-    let reply = DatapathReply::Barrier;
-    site.datapath.hear_switch(&ToControl::Reply { request, last: true, reply });
-    site.collect();
-    let found = table::<12>(body(&only(&site.answers[0]))).unwrap();
-    assert_eq!(found[usize::from(flow::STATS)].unwrap()[..8], 4u64.to_ne_bytes());
-    assert_eq!((site.answers.len(), site.finished > 0), (2, true));
-}
-
-#[test]
 fn packets_that_are_looked_up_again_are_one_flow_of_the_switchs() {
     let mut site = Site::new();
     let pop_and_again = |to: &mut Writer| {
@@ -382,7 +353,7 @@ fn packets_that_are_looked_up_again_are_one_flow_of_the_switchs() {
     }
     // Either takes it along.
     site.ask(family::FLOW.id, command::DEL, 0, |to| to.attribute(flow::UFID, &ufid(1, 50)));
-    assert!(site.told().contains(&FromControl::DelFlow { key: flow.key, mask: flow.mask }));
+    assert!(site.told().contains(&FromControl::DelFlow { key: flow.key, mask: flow.mask, tell: true }));
 }
 
 /// As Open vSwitch does for a packet that a rule sends to a controller.

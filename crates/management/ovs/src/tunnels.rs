@@ -214,8 +214,8 @@ impl Datapath {
 
     /// The switch forgets what holds by a number, which is not used before it has confirmed that.
     fn forget_number(&mut self, of: (u32, u16, bool), number: Number) {
-        for gone in self.registry.remove_numbered(number, &mut self.table) {
-            self.tell_switch(FromControl::DelFlow { key: gone.key, mask: gone.mask });
+        for id in self.registry.of_number(number) {
+            self.take_back(id);
         }
         let request = self.barrier();
         self.tunnels.wait(of, request);

@@ -28,10 +28,31 @@ pub(crate) struct Unified {
     packets: u64,
     bytes: u64,
     /// Of connections, or of such as there are none of: it holds as long as these are as they are.
-    tuples: Vec<Tuple>,
+    pub tuples: Vec<Tuple>,
     numbers: Vec<Number>,
     /// Numbers of what is told of packets that it draws.
     samplers: Vec<u32>,
+}
+
+impl Unified {
+    /// Adds what it has carried since it was asked last to the flows that it was made of. How many packets that is.
+    fn share_out(&mut self, info: &FlowInfo, now_ms: u64, table: &mut Table) -> u64 {
+        // One that the switch evicted and was told anew has begun again.
+        let since = |now: u64, before: u64| now.checked_sub(before).unwrap_or(now);
+        let (packets, bytes) = (since(info.packets, self.packets), since(info.bytes, self.bytes));
+        (self.packets, self.bytes) = (info.packets, info.bytes);
+        if packets == 0 {
+            return 0;
+        }
+        let used_ms = now_ms.saturating_sub(info.idle_ms);
+        for id in &self.flows {
+            let Some(flow) = table.get_mut(*id) else { continue };
+            flow.carried.packets += packets;
+            flow.carried.bytes += bytes;
+            flow.carried.used_ms = flow.carried.used_ms.max(used_ms);
+        }
+        packets
+    }
 }
 
 /// A number in front of packets: it holds as long as that means what it does.
@@ -205,20 +226,19 @@ impl Registry {
         Some(unified)
     }
 
-    /// Takes the oldest few of a port out, or of all ports if it has none: a guest that makes many loses its own, and not everybody's.
-    pub fn make_room(&mut self, in_port: u32, table: &mut Table) -> Vec<Unified> {
+    /// The oldest few of a port, or of all ports if it has none, to make room: a guest that makes many loses its own, and not everybody's.
+    pub fn oldest(&self, in_port: u32) -> Vec<u64> {
         let of_port = self.all.iter().filter(|(_, unified)| unified.key.in_port == in_port);
         let mut oldest: Vec<_> = of_port.take(MADE_ROOM_FOR).map(|(id, _)| *id).collect();
         if oldest.is_empty() {
             oldest = self.all.keys().take(MADE_ROOM_FOR).copied().collect();
         }
-        oldest.into_iter().filter_map(|id| self.remove(id, table)).collect()
+        oldest
     }
 
-    /// Takes those out that hold by this number.
-    pub fn remove_numbered(&mut self, number: Number, table: &mut Table) -> Vec<Unified> {
-        let found = self.by_number.get(&number).cloned().unwrap_or_default();
-        found.into_iter().filter_map(|id| self.remove(id, table)).collect()
+    /// Those that hold by this number.
+    pub fn of_number(&self, number: Number) -> BTreeSet<u64> {
+        self.by_number.get(&number).cloned().unwrap_or_default()
     }
 
     /// Takes all out.
@@ -234,22 +254,13 @@ impl Registry {
         else {
             return &[];
         };
-        // One that the switch evicted and was told anew has begun again.
-        let since = |now: u64, before: u64| now.checked_sub(before).unwrap_or(now);
-        let (packets, bytes) = (since(info.packets, unified.packets), since(info.bytes, unified.bytes));
-        (unified.packets, unified.bytes) = (info.packets, info.bytes);
-        if packets == 0 {
-            return &unified.tuples;
-        }
-        self.carried += packets;
-        let used_ms = now_ms.saturating_sub(info.idle_ms);
-        for id in &unified.flows {
-            let Some(flow) = table.get_mut(*id) else { continue };
-            flow.carried.packets += packets;
-            flow.carried.bytes += bytes;
-            flow.carried.used_ms = flow.carried.used_ms.max(used_ms);
-        }
+        self.carried += unified.share_out(info, now_ms, table);
         &unified.tuples
+    }
+
+    /// As [`Registry::share`], of one that is not here any more.
+    pub fn share_last(&mut self, unified: &mut Unified, info: &FlowInfo, now_ms: u64, table: &mut Table) {
+        self.carried += unified.share_out(info, now_ms, table);
     }
 
     /// Packets that the switch has carried by them.
@@ -273,9 +284,10 @@ mod tests {
         assert!(put(&mut registry, 1, 0));
         let most = (0..).take_while(|n| put(&mut registry, 2, *n)).count();
         assert_eq!(most, MAX_UNIFIED - 1);
-        let gone = registry.make_room(2, &mut Table::default());
+        let port = |id: &u64| registry.get(*id).map(|unified| unified.key.in_port);
+        let gone = registry.oldest(2);
         assert_eq!(gone.len(), MADE_ROOM_FOR);
-        assert!(gone.iter().all(|unified| unified.key.in_port == 2));
-        assert_eq!(registry.make_room(3, &mut Table::default())[0].key.in_port, 1, "it is the oldest");
+        assert!(gone.iter().all(|id| port(id) == Some(2)));
+        assert_eq!(port(&registry.oldest(3)[0]), Some(1), "it is the oldest");
     }
 }

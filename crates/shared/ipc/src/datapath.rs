@@ -32,6 +32,8 @@ pub enum ToControl {
     PortGone(PortId),
     /// Part of the answer to a request; the last part has `last` set.
     Reply { request: u64, last: bool, reply: DatapathReply },
+    /// A flow has been removed as control has said, with what it has carried. Before the answer to a [`DatapathRequest::Barrier`] that was asked after that.
+    Ended(Box<FlowInfo>),
 }
 
 /// From control to the switch.
@@ -39,8 +41,8 @@ pub enum ToControl {
 pub enum FromControl {
     /// Install or replace a flow.
     PutFlow(FlowSpec),
-    /// Remove the flow with exactly this key and mask, if there is one.
-    DelFlow { key: FlowKey, mask: FlowMask },
+    /// Remove the flow with exactly this key and mask, if there is one; with `tell`, [`ToControl::Ended`] says what it has carried.
+    DelFlow { key: FlowKey, mask: FlowMask, tell: bool },
     /// Answer to the upcall with this [`UpcallPacket::id`]: do this with the packet now. Empty drops it by policy. Unknown ids are ignored.
     Resume { id: u64, actions: Vec<Action> },
     /// A question; answered with [`ToControl::Reply`] of the same number.

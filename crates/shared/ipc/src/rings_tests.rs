@@ -120,7 +120,11 @@ fn from_control() -> impl Strategy<Value = FromControl> {
         (keys(), keys(), actions(), any::<u64>()).prop_map(|(key, mask, actions, epoch)| {
             FromControl::PutFlow(FlowSpec { key, mask: FlowMask(mask), actions, epoch })
         }),
-        (keys(), keys()).prop_map(|(key, mask)| FromControl::DelFlow { key, mask: FlowMask(mask) }),
+        (keys(), keys()).prop_map(|(key, mask)| FromControl::DelFlow {
+            key,
+            mask: FlowMask(mask),
+            tell: key.in_port.is_multiple_of(2)
+        }),
         (any::<u64>(), actions()).prop_map(|(id, actions)| FromControl::Resume { id, actions }),
         (any::<u64>(), keys())
             .prop_map(|(request, key)| { FromControl::Ask { request, question: DatapathRequest::Lookup(key) } }),

@@ -7,7 +7,7 @@ use crate::packet::Packet;
 use crate::plan::{Members, Plan, bit};
 use crate::port::{Port, PortTable, header_len};
 use crate::upcall::NoPlace;
-use lasthop_flow::{ExactCache, WriterId};
+use lasthop_flow::{ExactCache, Flow, WriterId};
 use lasthop_frame::{Depth, Offload, VnetHdr};
 use lasthop_types::{DropReason, PortId};
 use lasthop_virtqueue::{Ahead, BURST, Chains, PREFETCH, Patience, Queue, QueueError, QueueGuard, Ring, StartedQueue};
@@ -64,6 +64,8 @@ pub struct Forwarder {
     pub(crate) missed: Cell<bool>,
     /// What samples are drawn by.
     pub(crate) random: Cell<u64>,
+    /// Flows that are gone as control wanted, which is to be told what they have carried.
+    pub ended: Vec<Arc<Flow>>,
 }
 
 /// The burst at hand: where it comes from.
@@ -124,6 +126,7 @@ impl Forwarder {
             receiver: PortId(0),
             missed: Cell::new(false),
             random: Cell::new(datapath.now_ns()),
+            ended: Vec::new(),
             datapath,
         }
     }

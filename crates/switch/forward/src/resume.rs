@@ -46,7 +46,7 @@ enum What {
         bytes: u64,
     },
     /// A flow that is to go.
-    Remove(Box<FlowKey>, Box<FlowMask>),
+    Remove(Box<FlowKey>, Box<FlowMask>, bool),
     Nothing,
 }
 
@@ -64,9 +64,9 @@ impl Order {
         Self { port: Some(port.clone()), what: What::Packet(id), actions, leaving: None, result: Ok(false) }
     }
 
-    /// Removes a flow, if it is there.
-    pub fn removal(key: FlowKey, mask: FlowMask) -> Self {
-        let what = What::Remove(key.into(), mask.into());
+    /// Removes a flow, if it is there; with `tell` it is one of [`Forwarder::ended`] then.
+    pub fn removal(key: FlowKey, mask: FlowMask, tell: bool) -> Self {
+        let what = What::Remove(key.into(), mask.into(), tell);
         Self { port: None, what, actions: Vec::new(), leaving: None, result: Ok(false) }
     }
 
@@ -97,7 +97,7 @@ impl Order {
     pub(crate) fn is_about(&self, key: &FlowKey, mask: &FlowMask) -> bool {
         match &self.what {
             What::Flow { flow, .. } => key.is_of(&flow.key, mask) && flow.mask == *mask,
-            What::Remove(k, m) => key.is_of(&k.masked(m), mask) && **m == *mask,
+            What::Remove(k, m, _) => key.is_of(&k.masked(m), mask) && **m == *mask,
             What::Packet(_) | What::Nothing => false,
         }
     }
@@ -214,8 +214,9 @@ impl Forwarder {
 
     /// The flow comes into force, and then those that were on their way to wait meanwhile are looked for. Or that was done.
     fn install_now(&mut self, order: &mut Order) {
-        if let What::Remove(key, mask) = &order.what {
-            self.datapath.flows().remove(key, mask);
+        if let What::Remove(key, mask, tell) = &order.what {
+            let gone = self.datapath.flows().remove(key, mask);
+            self.ended.extend(gone.filter(|_| *tell));
             order.what = What::Nothing;
         }
         let What::Flow { flow, installed, looks, packets, bytes } = &mut order.what else { return };

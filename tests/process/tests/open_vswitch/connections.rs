@@ -53,6 +53,41 @@ fn what_open_vswitch_finds_it_can_do_with_connections() {
     }
 }
 
+/// The switch's flows of a connection go when it ends, before Open vSwitch has looked at what they have carried.
+#[test]
+fn each_packet_of_short_connections_is_counted() {
+    let mut site = Site::new();
+    rules(&site, &FIREWALL);
+    let (mut packets, mut bytes) = (0, 0);
+    let mut sends = |site: &mut Site, from: usize, frame: Vec<u8>| {
+        (packets, bytes) = (packets + 1, bytes + frame.len() as u64);
+        let [a, b] = &mut site.guests;
+        if from == 0 { pass(a, b, &frame) } else { pass(b, a, &frame) }
+    };
+    for port in 0..30 {
+        let ends = Ends::v4(1000 + port, 80);
+        sends(&mut site, 0, ends.tcp(&seg("S", 100, 0, 0)));
+        sends(&mut site, 1, ends.back().tcp(&seg("SA", 300, 101, 0)));
+        sends(&mut site, 0, ends.tcp(&seg("A", 101, 301, 0)));
+        for n in 0..5 {
+            sends(&mut site, 0, ends.tcp(&seg("PA", 101 + 100 * n, 301 + 100 * n, 100)));
+            sends(&mut site, 1, ends.back().tcp(&seg("PA", 301 + 100 * n, 201 + 100 * n, 100)));
+        }
+        sends(&mut site, 0, ends.tcp(&seg("FA", 601, 801, 0)));
+        sends(&mut site, 1, ends.back().tcp(&seg("FA", 801, 602, 0)));
+        sends(&mut site, 0, ends.tcp(&seg("A", 602, 802, 0)));
+    }
+    let counted = || {
+        let told = site.ofctl(&["dump-flows", "table=0,ip"]);
+        ["n_packets=", "n_bytes="].map(|name| {
+            let digits = told.split(name).nth(1).and_then(|rest| rest.split(',').next()).expect("a rule");
+            digits.parse::<u64>().expect("a number")
+        })
+    };
+    wait_for("counters", PATIENCE, || counted()[0] >= packets);
+    assert_eq!(counted(), [packets, bytes]);
+}
+
 #[test]
 fn a_firewall_by_connections() {
     let mut site = Site::new();

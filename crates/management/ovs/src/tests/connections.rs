@@ -153,7 +153,7 @@ fn a_connections_packets_go_by_one_flow_between_its_beginning_and_its_end() {
     assert_eq!(denied.actions, [], "nobody may open from there");
     let (syn, answer) = (ends.tcp(&seg("S", 100, 0, 0)), back.tcp(&seg("SA", 300, 101, 0)));
     site.miss(VM1, &syn);
-    let gone = FromControl::DelFlow { key: denied.key, mask: denied.mask };
+    let gone = FromControl::DelFlow { key: denied.key, mask: denied.mask, tell: true };
     let goes_on = FromControl::Resume { id: 5, actions: vec![Action::Output(VM2)] };
     assert_eq!(site.told(), [gone, goes_on], "the flow might hide answers");
     assert_eq!(site.goes_on(2, &answer), [tagged(1, &answer)]);

@@ -128,7 +128,7 @@ fn what_comes_in_has_its_tunnels_key_and_a_number_means_one_tunnel() {
     site.said(message(3, 9));
     assert_eq!(site.sent(), [tagged(1, &frame)]);
     let told = site.told();
-    let [FromControl::DelFlow { key, mask }, FromControl::Ask { request, question: DatapathRequest::Barrier }] =
+    let [FromControl::DelFlow { key, mask, .. }, FromControl::Ask { request, question: DatapathRequest::Barrier }] =
         told[..]
     else {
         panic!("{told:?}")
@@ -186,7 +186,7 @@ fn who_has_taken_most_numbers_gives_them_back() {
     let second = site.told_flow();
     assert_eq!(send(&mut site, 1 << 20), 0, "before the switch has forgotten what the number meant it goes without");
     let told = site.told();
-    let [FromControl::DelFlow { key, mask }, FromControl::Ask { request, question: DatapathRequest::Barrier }] =
+    let [FromControl::DelFlow { key, mask, .. }, FromControl::Ask { request, question: DatapathRequest::Barrier }] =
         told[..]
     else {
         panic!("{told:?}")

@@ -144,14 +144,14 @@ fn flows_change_before_what_comes_behind_them_is_sent() {
     let order = forwarder.flow_order(newer.clone());
     assert_eq!(orders.change(&mut forwarder, a.port.id, &key, &mask, order), Some(Ok(false)));
     assert_eq!(datapath.flows().flows()[0].actions[..], newer.actions[..]);
-    let removal = orders.change(&mut forwarder, a.port.id, &key, &mask, Order::removal(key, mask));
+    let removal = orders.change(&mut forwarder, a.port.id, &key, &mask, Order::removal(key, mask, false));
     assert_eq!((removal, datapath.flows().flows().len()), (Some(Ok(false)), 0));
     // Packets that wait for a flow go before it, and what is said of it later comes later.
     let nine = FlowSpec { actions: vec![Action::Output(PortId(2))], ..to_station(9) };
     let (key, mask) = (nine.key, nine.mask);
     let order = forwarder.flow_order(nine);
     assert_eq!(orders.change(&mut forwarder, a.port.id, &key, &mask, order), None);
-    assert_eq!(orders.change(&mut forwarder, a.port.id, &key, &mask, Order::removal(key, mask)), None);
+    assert_eq!(orders.change(&mut forwarder, a.port.id, &key, &mask, Order::removal(key, mask, false)), None);
     while !orders.is_empty() {
         orders.round(&mut forwarder, |_, _| {});
     }
