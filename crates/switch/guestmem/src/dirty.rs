@@ -35,13 +35,19 @@ impl GuestMemory {
     /// `len` bytes have been written to slices of this memory, one after the other: so says its log from now on, if it has one.
     pub fn log_written(&self, slices: &[GuestSlice<'_>], len: usize) {
         let (Some(log), mut left) = (&self.log, len) else { return };
-        let physical = self.physical();
+        let (physical, mut last) = (self.physical(), Place::default());
         for slice in slices {
+            if left == 0 {
+                break;
+            }
             let here = left.min(slice.len());
             left -= here;
+            // Most lie where the one before did; of places there may be hundreds.
             let offset = |place: &Place| (slice.as_ptr() as u64).wrapping_sub(place.host as u64);
-            let place = physical.places.iter().chain(&physical.more).find(|place| offset(place) < place.size);
-            let Some(guest) = place.filter(|_| here > 0).map(|place| place.guest + offset(place)) else { continue };
+            let mut places = std::iter::once(&last).chain(&physical.places).chain(&physical.more);
+            let Some(place) = places.find(|place| offset(place) < place.size).copied() else { continue };
+            let guest = place.guest + offset(&place);
+            last = place;
             let (mut page, end) = (guest / PAGE, (guest + here as u64).div_ceil(PAGE));
             while page < end {
                 // As many as have their bits in one word.

@@ -195,10 +195,10 @@ impl GuestMemory {
         self.regions.iter().map(|r| r.spec.size).fold(0, u64::saturating_add)
     }
 
-    /// Whether the file under any region was truncated since it was mapped.
+    /// Whether the file under any region, or under the log, was truncated since it was mapped.
     #[inline]
     pub fn faulted(&self) -> bool {
-        self.regions.iter().any(|r| r.faulted())
+        self.regions.iter().chain(self.log.iter().flat_map(|log| &log.regions)).any(|r| r.faulted())
     }
 
     /// The region that a buffer at this guest physical address most likely lies in, for a loop over a burst.

@@ -50,6 +50,46 @@ proptest! {
         }
         prop_assert_eq!(set_pages(&log), expected.into_iter().collect::<Vec<_>>());
     }
+
+    /// Of a buffer of many pieces, wherever each lies, those that were written to, as far as they were.
+    #[test]
+    fn the_bits_are_those_of_the_pieces(
+        pieces in proptest::collection::vec((0..3usize, 0u64..0x8000, 0usize..0x3000), 0..30),
+        len in 0usize..0x2_0000,
+    ) {
+        let (memory, log) = logged(0x8_1000, 0);
+        let mut left = len;
+        let (mut slices, mut expected) = (Vec::new(), std::collections::BTreeSet::new());
+        for (n, at, len) in pieces {
+            let (first, size) = REGIONS[n];
+            let at = first + at % size;
+            let slice = memory.piece(at, len).unwrap();
+            expected.extend((at..at + slice.len().min(left) as u64).map(|byte| byte >> 12));
+            left = left.saturating_sub(slice.len());
+            slices.push(slice);
+        }
+        memory.log_written(&slices, len);
+        prop_assert_eq!(set_pages(&log), expected.into_iter().collect::<Vec<_>>());
+    }
+}
+
+/// The front-end cuts the log's file: whoever writes to it, or to what it is about, finds that out, as with memory that goes away.
+#[test]
+fn a_log_whose_file_is_cut_is_noticed() {
+    crate::install_fault_handler();
+    let memory = GuestMemory::empty().with_region(region(0, 0x1000), file(0x1000)).unwrap();
+    let log = file(0x1000);
+    let memory = memory.with_log(Some((region(0, 0x1000), &log))).unwrap();
+    let whole = memory.slice(0, 0x1000).unwrap();
+    memory.log_written(&[whole], 0x1000);
+    assert!(!memory.faulted());
+    rustix::fs::ftruncate(&log, 0).unwrap();
+    memory.log_written(&[whole], 0x1000);
+    assert!(memory.faulted() && memory.translated_by(None).faulted());
+    assert!(
+        !memory.with_log(None::<(RegionSpec, std::os::fd::OwnedFd)>).unwrap().faulted(),
+        "the guest's own is there"
+    );
 }
 
 /// What a front-end's log has no room for is left out, and nothing behind it is touched.
@@ -113,4 +153,23 @@ fn bits_are_set_while_the_front_end_takes_them() {
         }
         assert_eq!(copy, ROUNDS, "the last write came without its bit");
     });
+}
+
+/// What it takes to log one packet of 60 bytes, written to a buffer of 2048 pieces of a byte, with as many regions as there may be.
+#[test]
+fn pieces_that_nothing_was_written_to_are_not_looked_up() {
+    let mut memory = GuestMemory::empty();
+    for n in 0..509 {
+        memory = memory.with_region(region(n << 16, 0x1000), file(0x1000)).unwrap();
+    }
+    let memory = memory.with_log(Some((region(0, 0x1000), file(0x1000)))).unwrap();
+    let pieces: Vec<_> = (0..2048).map(|n| memory.slice((508 << 16) + n % 0x1000, 1).unwrap()).collect();
+    let time = |pieces: &[GuestSlice<'_>]| {
+        let began = std::time::Instant::now();
+        (0..100).for_each(|_| memory.log_written(pieces, 60));
+        began.elapsed() / 100
+    };
+    let (few, many) = (time(&pieces[..60]), time(&pieces));
+    eprintln!("60 pieces {few:?}, 2048 pieces {many:?}");
+    assert!(many < few * 3, "{few:?} for what was written, {many:?} with what was not");
 }
