@@ -10,6 +10,9 @@ use lasthop_sys::sandbox::Program;
 use std::process::ExitCode;
 use std::time::Duration;
 
+/// Threads that signal rings' kicks: the one that serves, and the one that lets go of things aside, where a front-end makes that slow.
+const MOST_SIGNALLING: u32 = 2;
+
 fn main() -> ExitCode {
     let log = Log::new();
     log.end_with_panics();
@@ -31,12 +34,17 @@ fn main() -> ExitCode {
 fn run(arguments: arguments::Arguments, log: &Log) -> Result<(), Box<dyn std::error::Error>> {
     // The region for rings in flight is the front-end's file, which it may cut.
     lasthop_guestmem::install_fault_handler();
+    // Without, the switch is told by messages what its rings wait for: slower, and no reason not to serve.
+    let signals = lasthop_sys::prepare_peer_events(MOST_SIGNALLING);
     let report = Program::SESSION.enter_sandbox()?;
     // Threads made from here on are born inside the sandbox.
     log.start(std::io::stderr())?;
     for left_out in &report.left_out {
         // Said for the switch already, at the level that is seen.
         tracing::debug!("sandbox: going on without {left_out}");
+    }
+    if let Err(error) = signals {
+        tracing::debug!("the switch is woken by messages: {error}");
     }
     server::Server::new(arguments)?.serve()
 }

@@ -30,7 +30,7 @@ pub fn start(name: &str) -> ExitCode {
 fn run(mut arguments: Arguments) -> Result<(), Box<dyn Error>> {
     let (confinement, settings) = arguments.first_message()?;
     lasthop_guestmem::install_fault_handler();
-    lasthop_sys::prepare_peer_events()?;
+    lasthop_sys::prepare_peer_events(lasthop_sys::SIGNALLING_THREADS)?;
     // Threads made from here on are born inside the sandbox.
     let report = confinement.enter()?;
     server::Server::new(arguments, settings, report.left_out)?.serve()

@@ -35,7 +35,7 @@ const MAX_OPS: usize = 80;
 pub(crate) fn run(data: &[u8]) {
     lasthop_guestmem::install_fault_handler();
     // It keeps a descriptor.
-    lasthop_sys::prepare_peer_events().expect("AIO");
+    lasthop_sys::prepare_peer_events(lasthop_sys::SIGNALLING_THREADS).expect("AIO");
     let before = descriptors();
     play(&mut Input::new(data));
     // What came from outside is closed aside.

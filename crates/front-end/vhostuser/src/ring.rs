@@ -20,7 +20,7 @@
 
 use crate::message::VringAddr;
 use lasthop_connection::Setup;
-use lasthop_sys::Foreign;
+use lasthop_sys::{Foreign, PeerEvent};
 
 /// What a ring is doing. See the table in the module's source.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -54,8 +54,10 @@ pub(crate) struct Ring {
     pub(crate) resting: bool,
     /// How often its guest was heard to fill it since it has started or gone on.
     pub(crate) fills: u8,
-    /// SET_VRING_KICK, to wake it ourselves.
+    /// SET_VRING_KICK of a ring that packets go to, to hear that its guest has filled it. The switch has found that it is an eventfd.
     pub(crate) kick: Option<Foreign>,
+    /// SET_VRING_KICK of a ring that packets come from, to wake it ourselves.
+    pub(crate) wake: Option<PeerEvent>,
 }
 
 /// Where a packed ring goes on, from SET_VRING_BASE's number: bits 0 to 15 say where the device takes, 16 to 31 where

@@ -370,6 +370,7 @@ impl<S: Switch> Session<S> {
                 keep |= u64::from(at(&old) == at(&new)) << i;
             }
         }
+        (0..self.rings.len()).filter(|i| keep >> i & 1 == 1).for_each(|i| self.show_ring(i));
         let answer = self.ask(ask(keep), fds)?;
         if let Answer::Unmapped(_) = answer {
             self.regions = before;

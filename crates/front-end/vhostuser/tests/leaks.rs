@@ -183,7 +183,7 @@ fn play(steps: &[Step], at_hand: &[OwnedFd]) -> bool {
 fn nothing_a_front_end_sends_leaves_anything_behind() {
     lasthop_guestmem::install_fault_handler();
     // Keeps descriptors of its own.
-    lasthop_sys::prepare_peer_events().unwrap();
+    lasthop_sys::prepare_peer_events(lasthop_sys::SIGNALLING_THREADS).unwrap();
     let ram = memfd_create("leaks", MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&ram, SIZE).unwrap();
     let (pipe, _other) = rustix::pipe::pipe().unwrap();

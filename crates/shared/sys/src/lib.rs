@@ -42,7 +42,7 @@ pub use handed::{memfd, sealed_memfd};
 pub use inherit::inherited_fd;
 #[cfg(any(test, feature = "supervisor"))]
 pub use peer::peer_groups;
-pub use peer_event::{PeerEvent, PeerEventError, prepare_peer_events};
+pub use peer_event::{PeerEvent, PeerEventError, SIGNALLING_THREADS, prepare_peer_events};
 #[cfg(any(test, feature = "supervisor"))]
 pub use process::{
     PidFd, SignalFd, Watched, bind_when_started, die_with_parent, keep_descriptors_from_children, outlive_terminal,

@@ -27,9 +27,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-/// Operations that may be under way at once: one for each thread that is just signalling. The kernel doubles it, and lets all
-/// processes of a host have 65 536 (fs.aio-max-nr).
-const OPERATIONS: libc::c_uint = 1024;
+/// More threads than these need not signal at once: an operation each. The kernel lets all processes of a host have 65 536 (fs.aio-max-nr).
+pub const SIGNALLING_THREADS: u32 = 1024;
 /// How often a signal is tried while the kernel has no room, though it has been told that all completions are read.
 const TRIES: u32 = 1000;
 /// What the kernel's ring begins with (fs/aio.c, AIO_RING_MAGIC).
@@ -104,25 +103,26 @@ pub enum PeerEventError {
     Exhausted,
 }
 
-/// Makes what is needed to signal peers' events. Before the sandbox is entered, which does not allow it.
-pub fn prepare_peer_events() -> Result<(), PeerEventError> {
-    context().map(|_| ())
+/// Makes what is needed to signal peers' events. Before the sandbox is entered, which does not allow it. `threads`: how many
+/// may signal at a time; more wait for each other.
+pub fn prepare_peer_events(threads: u32) -> Result<(), PeerEventError> {
+    context(threads).map(|_| ())
 }
 
-fn context() -> Result<&'static Context, PeerEventError> {
-    CONTEXT.get_or_init(Context::new).as_ref().map_err(|e| match *e {
+fn context(operations: u32) -> Result<&'static Context, PeerEventError> {
+    CONTEXT.get_or_init(|| Context::new(operations)).as_ref().map_err(|e| match *e {
         Errno::AGAIN => PeerEventError::Exhausted,
         e => PeerEventError::NoAio(e),
     })
 }
 
 impl Context {
-    fn new() -> Result<Self, Errno> {
+    fn new(operations: u32) -> Result<Self, Errno> {
         // An eventfd refuses to read less than eight bytes, which is the quickest way to complete.
         let source = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let mut id: libc::c_ulong = 0;
         // SAFETY: the kernel writes one word to `id`, and maps memory of its own at an address of its choice.
-        if unsafe { libc::syscall(libc::SYS_io_setup, OPERATIONS, &raw mut id) } < 0 {
+        if unsafe { libc::syscall(libc::SYS_io_setup, operations, &raw mut id) } < 0 {
             return Err(crate::sched::last_errno());
         }
         let address = usize::try_from(id).map_err(|_| Errno::INVAL)?;
@@ -217,7 +217,7 @@ impl PeerEvent {
     /// Takes a descriptor that a peer sent, if it is an eventfd. Nothing is done to it.
     pub fn new(fd: impl Into<Foreign>) -> Result<Self, PeerEventError> {
         let fd = fd.into();
-        match context()?.submit_with_room(fd.as_fd(), UNKNOWN_FLAGS) {
+        match context(SIGNALLING_THREADS)?.submit_with_room(fd.as_fd(), UNKNOWN_FLAGS) {
             Err(Errno::OPNOTSUPP) => Ok(Self(Arc::new(Event { fd, owed: AtomicBool::new(false) }))),
             _ => Err(PeerEventError::NotAnEvent),
         }

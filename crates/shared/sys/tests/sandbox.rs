@@ -54,7 +54,7 @@ fn confined(act: &str) {
     if let Some(elsewhere) = std::env::var_os(PLANTED) {
         std::os::unix::fs::symlink(elsewhere, planted(std::process::id())).unwrap();
     }
-    lasthop_sys::prepare_peer_events().unwrap();
+    lasthop_sys::prepare_peer_events(lasthop_sys::SIGNALLING_THREADS).unwrap();
     match program.enter_sandbox() {
         Ok(report) => eprintln!("entered: {report}"),
         Err(e) => {

@@ -73,7 +73,7 @@ pub enum Ask {
     /// The connection has ended, and why; `closed` if the front-end has just hung up. [`Answer::Ended`].
     End { why: String, closed: bool, of_memory: bool },
     /// What is written to the guest is noted from here on in the log that lies there in the file that comes with this;
-    /// with none, it no longer is. Answered like [`Ask::Table`].
+    /// with none, it no longer is. A ring that rests goes over to it when it is moved. Answered like [`Ask::Table`].
     Log { place: Region },
 }
 

@@ -232,7 +232,7 @@ impl Rings {
         Ok(memory)
     }
 
-    /// The rings go over to this memory. What was there before is let go of aside, after the rings have: to unmap what a guest has
+    /// The rings go over to this memory, one that rests when it is moved. What was there before is let go of aside, after the rings have: to unmap what a guest has
     /// filled takes the kernel most of a second for some GiB, if it is the last that has it.
     fn use_memory(&mut self, memory: Result<GuestMemory, MapError>, keep: u64, events: &mut Vec<Event>) -> Answer {
         let memory = match memory {
@@ -245,7 +245,9 @@ impl Rings {
             let kept = keep.checked_shr(i as u32).is_some_and(|bits| bits & 1 == 1);
             if !kept {
                 stopped.extend(queue.stop().map(|position| (i as u16, position)));
-            } else if let Err(error) = queue.set_memory(self.memory.clone()) {
+            } else if !queue.status().rests
+                && let Err(error) = queue.set_memory(self.memory.clone())
+            {
                 events.push(Event::Failed { queue: i, why: error.to_string() });
                 failed.push(i as u16);
             }

@@ -259,7 +259,7 @@ fn any_ask() -> impl Strategy<Value = Ask> {
     });
     let setup = prop_oneof![(0..4u64).prop_map(|n| self::setup(n << 14)), setup];
     let (ring, keep, yes) = (0..6u16, any::<u64>(), any::<bool>());
-    (0..16u8, region, setup, ring, keep, yes).prop_map(|(kind, region, setup, ring, keep, yes)| match kind {
+    (0..18u8, region, setup, ring, keep, yes).prop_map(|(kind, region, setup, ring, keep, yes)| match kind {
         0 | 1 => Ask::Table { regions: vec![region], keep },
         2 => Ask::Table { regions: vec![region; ring.into()], keep },
         3 => Ask::Add { region, keep },
@@ -272,6 +272,8 @@ fn any_ask() -> impl Strategy<Value = Ask> {
         12 => Ask::Call { ring },
         13 => Ask::Err { ring },
         14 => Ask::Log { place: [0, SIZE >> 15 << (ring % 3), 0, keep & 8] },
+        15 => Ask::Rest { ring },
+        16 => Ask::Move { ring },
         _ => Ask::IsStarted { ring },
     })
 }

@@ -29,6 +29,8 @@ pub struct QueueStatus {
     pub started: bool,
     /// The driver lets it be used.
     pub enabled: bool,
+    /// A dummy is in its ring's place ([`Queue::rest`]).
+    pub rests: bool,
     /// It has a ring, and nothing was ever written to the first descriptor as far as can be seen: no buffer has been made
     /// available, or this is not the memory that the driver writes to.
     pub blank: bool,
@@ -343,6 +345,7 @@ impl Queue {
             packed: guard.inner.setup.is_some_and(|s| s.packed),
             started: guard.inner.started.is_some(),
             enabled: guard.inner.enabled,
+            rests: guard.inner.started.as_ref().is_some_and(|started| started.rests),
             blank: guard.inner.started.as_ref().is_some_and(|started| started.ring.is_blank()),
             error: guard.inner.error,
         }

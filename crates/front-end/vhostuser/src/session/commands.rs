@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::rarp::rarp;
-use lasthop_sys::Aside;
+use lasthop_sys::{Aside, PeerEvent};
 use std::sync::Arc;
 
 impl<S: Switch> Session<S> {
@@ -115,11 +115,15 @@ impl<S: Switch> Session<S> {
             R::SetVringKick => {
                 let (i, fd) = self.ring_fd(form)?;
                 let kick = fd.as_ref().and_then(|fd| copy(fd, self.transport.aside()));
-                let before = std::mem::replace(&mut self.rings[i].kick, kick);
-                if i % 2 == 0 {
-                    self.retired.get_or_insert_default().extend(before);
-                }
                 self.ask_for(Ask::Kick { ring: i as u16 }, fd)?;
+                // The switch has taken it, so it is an eventfd. What it refuses is not used here either: to watch another file, or to write
+                // to it, may take as long as whoever serves it likes.
+                if i % 2 == 0 {
+                    let before = std::mem::replace(&mut self.rings[i].kick, kick);
+                    self.retired.get_or_insert_default().extend(before);
+                } else {
+                    self.rings[i].wake = kick.and_then(|kick| PeerEvent::new(kick).ok());
+                }
                 if !self.is_running(i)? {
                     self.rings[i].state = RingState::Waiting;
                 }

@@ -54,6 +54,7 @@ impl<S: Switch> Session<S> {
             None if self.logs => (Ask::Log { place: [0; 4] }, None),
             None => return Ok(()),
         };
+        self.show_rings()?;
         let on = fd.is_some();
         let answer = self.ask(ask, fd)?;
         self.gone_over(answer)?;

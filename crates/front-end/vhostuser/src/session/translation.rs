@@ -244,8 +244,9 @@ impl<S: Switch> Session<S> {
     pub(super) fn wake(&mut self) -> Result<(), Fault> {
         self.unwoken = (0, None);
         for ring in self.rings.iter().skip(1).step_by(2).filter(|ring| ring.state == RingState::Running) {
-            match &ring.kick {
-                Some(kick) => drop(rustix::io::write(kick, &1u64.to_ne_bytes())),
+            match &ring.wake {
+                // Never by write(2): its front-end may have filled the counter, and have cleared O_NONBLOCK.
+                Some(kick) => kick.signal(),
                 None => self.changed = true,
             }
         }
@@ -352,6 +353,24 @@ impl<S: Switch> Session<S> {
                 table.show_page(page, READ | WRITE);
             }
         }
+    }
+
+    /// Before the switch looks up all rings anew, but for those that rest: pages of some may have had to go in the table for others. A ring
+    /// whose pages are not remembered either rests until they are told again.
+    pub(super) fn show_rings(&mut self) -> Result<(), Fault> {
+        for i in 0..self.rings.len() {
+            if !self.translates() || self.rings[i].state != RingState::Running || self.rings[i].resting {
+                continue;
+            }
+            if matches!(self.setup(i), Ok(Some(_))) {
+                self.show_ring(i);
+            } else {
+                self.rings[i].resting = true;
+                self.ask(Ask::Rest { ring: i as u16 }, None)?;
+                self.ask_for_ring(i)?;
+            }
+        }
+        Ok(())
     }
 
     /// The parts of a ring: first and last page. A ring that was not described has none.

@@ -60,9 +60,8 @@ impl Program {
         socket_pairs: &[],
     };
 
-    /// `lasthop-session`: bytes and descriptors over sockets it is given.
-    pub const SESSION: Self =
-        Self { user_name: "lasthop-session", fixed_user: 61_905, calls: &[], ioctls: &[], socket_pairs: &[] };
+    /// `lasthop-session`: bytes and descriptors over sockets it is given; it signals eventfds as the switch does.
+    pub const SESSION: Self = Self { user_name: "lasthop-session", fixed_user: 61_905, ..Self::SWITCH };
 
     /// What the process with this number becomes, which runs this program.
     pub fn confinement(self, pid: u32) -> Result<Confinement, SandboxError> {
