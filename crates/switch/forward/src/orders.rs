@@ -71,8 +71,8 @@ impl Orders {
         mut order: Order,
     ) -> Option<Result<bool, InsertError>> {
         let before = self.of.get(&port).is_some_and(|of| of.orders.iter().any(|order| order.is_about(key, mask)));
-        if !before {
-            forwarder.carry_out_until_sent(&mut order);
+        while !before && order.result().is_none() && !order.sends() {
+            forwarder.carry_out(&mut order, true);
         }
         let result = order.result();
         if result.is_none() {

@@ -19,6 +19,9 @@ use std::sync::Arc;
 
 /// How long a packet waits for its receiver's buffers to be translated, from when it began to wait for control.
 const PARKED_MS: u64 = 500;
+/// With more packets of its sender's than these waiting it waits half as long for each of them: not long, where there are so many that those of
+/// all flows would come to wait in the sender's ring for want of places.
+const FEW_PARKED: usize = 4;
 
 /// Something that control has decided, and how far it is carried out. A packet that goes to many, or many that wait for one flow, are
 /// more than is done in one go: [`Forwarder::carry_out`] does it step by step.
@@ -83,7 +86,7 @@ impl Order {
     }
 
     /// The next step sends a packet on, or may.
-    fn sends(&self) -> bool {
+    pub(crate) fn sends(&self) -> bool {
         match (&self.what, &self.port) {
             (What::Flow { flow, looks: 1.., .. }, Some(port)) => {
                 port.upcalls.oldest_for(&flow.key, &flow.mask).is_some()
@@ -122,13 +125,6 @@ impl Forwarder {
         Order { port, what, actions, leaving: None, result: Ok(false) }
     }
 
-    /// All steps until a packet has to be sent on.
-    pub(crate) fn carry_out_until_sent(&mut self, order: &mut Order) {
-        while order.result().is_none() && !order.sends() {
-            self.carry_out(order, true);
-        }
-    }
-
     /// One step of what control has decided: at most one delivery of one packet. Returns what it took, as a burst's work is
     /// counted. To be called until there is a [`Order::result`]. `None`: somebody else is on the receiver's queue, and it was not to
     /// `wait` for that, or the receiver's buffers are being translated; nothing was done.
@@ -149,7 +145,8 @@ impl Forwarder {
             return Some(FRAME_WORK);
         };
         let (step, pieces, now_ns) = (steps.next(&order.actions, port.id), &[piece], self.datapath.now_ns());
-        let young = now_ns / 1_000_000 < leaving.left.since_ms + PARKED_MS;
+        let patience_ms = PARKED_MS >> port.upcalls.len().saturating_sub(FEW_PARKED);
+        let young = now_ns / 1_000_000 < leaving.left.since_ms + patience_ms;
         let parks = self.parks && young && is_one_output(&order.actions);
         let done = match step {
             Some(Step::Copy(to)) if packet.mirrored || self.ports.get(to).is_none() => Ok(FRAME_WORK),

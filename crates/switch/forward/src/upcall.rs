@@ -177,7 +177,7 @@ impl Upcalls {
     /// Copies the packet out for delivery; its place stays taken until [`Upcalls::free`].
     pub(crate) fn take(&self, id: u32, packet: &mut Packet) -> Option<Left> {
         let mut slots = self.slots.lock();
-        let at = slots.waiting(id)?;
+        let at = slots.all.iter().position(|s| s.use_ == Use::Waiting && s.id == id)?;
         slots.unreported.retain(|slot| *slot != at);
         let slot = slots.all.get_mut(at)?;
         slot.use_ = Use::Leaving;
@@ -219,11 +219,5 @@ impl Upcalls {
     /// Some packet that has waited since before `ms`.
     pub(crate) fn older_than(&self, ms: u64) -> Option<u32> {
         self.slots.lock().all.iter().find(|s| s.use_ == Use::Waiting && s.since_ms < ms).map(|s| s.id)
-    }
-}
-
-impl Slots {
-    fn waiting(&self, id: u32) -> Option<usize> {
-        self.all.iter().position(|s| s.use_ == Use::Waiting && s.id == id)
     }
 }

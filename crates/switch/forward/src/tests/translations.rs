@@ -55,3 +55,52 @@ fn what_control_sends_on_waits_until_the_ring_is_back() {
     assert!(datapath.now_ns() >= began + 499_000_000);
     assert_eq!(c.port.totals().1.drops, [(DropReason::NoBuffers, 3)]);
 }
+
+/// A guest makes another open as many connections to it as may wait for control, and one more, while its own ring is being translated, for as
+/// long as its front-end likes. What the other one sends to somebody else, by a flow that is known, goes on.
+#[test]
+fn a_sender_s_other_packets_do_not_wait_for_a_ring_that_is_away() {
+    for rests in [false, true] {
+        let (datapath, mut forwarder) = switch();
+        let [mut a, c, mut d] = [1, 3, 4].map(|n| Guest::new(&datapath, n, NetConfig::default(), 0));
+        let mask = FlowMask(FlowKey { in_port: u32::MAX, eth_dst: [255; 6], ..FlowKey::default() });
+        let mut orders = Orders::default();
+        let frame = |to: u8| Frame::new(1, to).payload([5; 64]).build();
+        let of = |to: u8, output: u32| FlowSpec {
+            key: FlowKey { in_port: 1, eth_dst: frame(to)[..6].try_into().unwrap(), ..FlowKey::default() },
+            mask,
+            actions: vec![Action::Output(PortId(output))],
+            epoch: 0,
+        };
+        datapath.flows().insert(of(4, 4), 0).unwrap();
+        match rests {
+            true => c.port.queues[0].rest().unwrap(),
+            // It has no buffers left either.
+            false => drop(c.port.queues[0].stop()),
+        }
+        for n in 0..=crate::UPCALL_SLOTS as u8 {
+            a.send(VnetHdr::default(), &frame(100 + n));
+        }
+        a.send(VnetHdr::default(), &frame(4));
+        let began = datapath.now_ns();
+        let control = |forwarder: &mut Forwarder, a: &Guest, orders: &mut Orders| {
+            while let Some(upcall) = a.port.upcalls.report() {
+                let to = upcall.key.eth_dst[5];
+                let flow = FlowSpec {
+                    key: FlowKey { in_port: 1, eth_dst: upcall.key.eth_dst, ..FlowKey::default() },
+                    ..of(to, 3)
+                };
+                orders.push(a.port.id, forwarder.flow_order(flow));
+                orders.push(a.port.id, Order::packet(&a.port, upcall.id, vec![Action::Output(PortId(3))]));
+            }
+            orders.round(forwarder, |_, _| {});
+        };
+        while d.received().is_empty() {
+            let now = datapath.now_ns();
+            assert!(now < began + 100_000_000, "rests {rests}: a packet for another waits for longer than 100 ms");
+            forwarder.carry(&a.port, 1, now);
+            control(&mut forwarder, &a, &mut orders);
+        }
+        eprintln!("rests {rests}: {:?}", std::time::Duration::from_nanos(datapath.now_ns() - began));
+    }
+}
