@@ -284,7 +284,7 @@ impl Forwarder {
         // Loops of their own take frames behind a header of today's length.
         let takes_fast_loops = ahead == Ahead::default() && header_len == VnetHdr::LEN;
         let (mut i, mut is_read, mut passes_on) = (0, false, takes_fast_loops);
-        let (mut work, mut copied, mut end) = (chains.wasted() * WASTED_WORK, 0, ClassifyEnd::All);
+        let (mut work, mut copied, mut end) = ((chains.wasted() * WASTED_WORK).min(WORK - 1), 0, ClassifyEnd::All);
         while let (Some(packet), Some(chain)) = (self.packets.get_mut(i), chains.list.get(i)) {
             if work >= WORK {
                 end = ClassifyEnd::Enough;

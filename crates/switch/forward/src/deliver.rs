@@ -21,11 +21,13 @@ pub(crate) const FRAME_WORK: usize = 512;
 /// What each piece of memory costs that a frame is spread over, and each edit of a header.
 pub(crate) const PIECE_WORK: usize = 32;
 
-/// What a descriptor costs that holds nothing: it may lie anywhere, and there may be many regions to look it up in.
+/// What a descriptor costs that holds nothing, or a page that is looked up in vain: it may lie anywhere, and there may be many regions to look it up in.
 pub(crate) const WASTED_WORK: usize = 128;
 
-/// How long a receiver whose chains hold nothing is left alone.
-const AGAIN_NS: u64 = 1_000_000;
+/// How long a receiver whose chains hold nothing is left alone, for each descriptor or page that it took to find that: some 40 times as long.
+const AGAIN_NS: u64 = 1_000;
+/// Not for so few: the next packet is to find a buffer whose translation has come.
+const FEW_WASTED: usize = 64;
 
 /// Why a packet did not get there.
 #[derive(Debug)]
@@ -147,7 +149,7 @@ impl<'a> Target<'a> {
 
     /// The receiver has got all that it may for now: it counts as one without buffers.
     pub(crate) fn refuse(&mut self) {
-        self.buffers.give_up();
+        self.buffers.give_up(false);
         self.reason = DropReason::Rate;
     }
 
@@ -372,16 +374,19 @@ impl<'a> Target<'a> {
     /// Looks for no buffers if a moment ago so much was walked in vain.
     #[inline]
     pub(crate) fn skip_if_nothing(&mut self, now_ns: u64) {
-        if self.started.shortage.has_nothing(now_ns, AGAIN_NS) {
-            self.buffers.give_up();
+        if let Some(asked) = self.started.shortage.has_nothing(now_ns) {
+            self.buffers.give_up(asked);
         }
     }
 
     /// Notes it if so much was walked in vain.
     #[inline]
     pub(crate) fn note_nothing(&mut self, now_ns: u64) {
-        if self.buffers.taken().wasted() != 0 && self.buffers.taken().is_spent() && self.packets == 0 {
-            self.started.shortage.in_vain = Some(now_ns);
+        let (taken, none) = (self.buffers.taken(), self.packets == 0);
+        let nothing = none && taken.is_spent() || taken.asked && (none || self.buffers.at_hand().is_empty());
+        if nothing && taken.wasted() > FEW_WASTED {
+            let until_ns = now_ns.saturating_add(taken.wasted() as u64 * AGAIN_NS);
+            self.started.shortage.found_nothing(until_ns, taken.asked);
         }
     }
 

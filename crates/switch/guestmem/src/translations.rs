@@ -74,6 +74,11 @@ impl Translations {
         std::array::from_fn(|n| self.words.load_u64(8 * (QUESTIONS as usize + n)))
     }
 
+    /// How often a page has been asked for that was not a moment before.
+    pub fn asked(&self) -> u64 {
+        self.asked.load(Ordering::Relaxed)
+    }
+
     /// The guest physical address of the page that an I/O address is in, if it may be read, or written to. Otherwise whether it has been
     /// asked for.
     pub(crate) fn find(&self, addr: u64, to_write: bool) -> Result<u64, bool> {

@@ -41,33 +41,36 @@ const MORE_SLOTS: u16 = 0x3ff;
 pub struct Chains<'m> {
     /// The chains, in the order in which the driver made them available.
     pub list: ArrayVec<Chain<'m>, MAX_CHAINS>,
-    pieces: ArrayVec<GuestSlice<'m>, MAX_PIECES>,
-    /// Descriptors that were walked and hold nothing, since there are these chains.
-    wasted: usize,
+    pub(crate) pieces: ArrayVec<GuestSlice<'m>, MAX_PIECES>,
+    /// Descriptors that were walked and hold nothing, since there are these chains, or the pieces of what was walked in vain, if those are more.
+    pub(crate) wasted: usize,
+    /// The same of chains behind these, that are not taken yet ([`Ring::ask_ahead`](crate::Ring)).
+    pub(crate) ahead: usize,
     /// Of which there may be so many before another chain is walked.
-    pub(crate) most_wasted: usize,
+    pub(crate) most: usize,
     /// The next chain stays in its ring until an address of it is translated, which has been asked for.
     pub asked: bool,
 }
 
 impl Default for Chains<'_> {
     fn default() -> Self {
-        Self { list: ArrayVec::new(), pieces: ArrayVec::new(), wasted: 0, most_wasted: MAX_WASTED, asked: false }
+        Self { list: ArrayVec::new(), pieces: ArrayVec::new(), wasted: 0, ahead: 0, most: MAX_WASTED, asked: false }
     }
 }
 
 impl<'m> Chains<'m> {
-    /// Descriptors that were walked for nothing: they hold no bytes, or their chains go back unread. A driver may make as many as it
+    /// Descriptors that were walked for nothing: they hold no bytes, their chains go back unread, or wait for the translation of an address. Of the
+    /// latter, and of those that are only looked at ahead of their turn, each page counts. A driver may make as many as it
     /// likes, and they take time: once there are too many no further chain is walked.
     #[inline]
     pub fn wasted(&self) -> usize {
-        self.wasted
+        self.wasted + self.ahead
     }
 
     /// So many that no further chain is walked.
     #[inline]
     pub fn is_spent(&self) -> bool {
-        self.wasted >= self.most_wasted
+        self.wasted >= self.most
     }
 
     /// Forgets all chains but what it took to walk them.
@@ -239,10 +242,11 @@ impl<'m> ChainBuilder<'_, 'm> {
     #[inline]
     pub(crate) fn end(self, walked: Result<(u16, u16), QueueError>) -> Result<u16, QueueError> {
         let Self { chains, first, len, walked: descriptors, bad, .. } = self;
+        let pieces = chains.pieces.len() - first;
         if bad || walked.is_err() {
             chains.pieces.truncate(first);
         }
-        chains.wasted += descriptors.saturating_sub(chains.pieces.len() - first);
+        chains.wasted += descriptors.max(pieces) - (chains.pieces.len() - first);
         let (id, slots) = walked?;
         let chain = match chains.pieces.get(first..).unwrap_or(&[]) {
             [piece] if slots == 1 && !bad => Tagged::of(*piece, id),

@@ -58,15 +58,21 @@ pub struct Shortage {
     /// When it was last found to be short.
     last: u64,
     slow: bool,
-    /// When its chains were last walked as far as may be, and none of them had a buffer.
-    pub in_vain: Option<u64>,
+    /// Until when its chains are not walked, which held nothing, and whether the next one waits for a translation.
+    in_vain: Option<(u64, bool)>,
 }
 
 impl Shortage {
-    /// [`Shortage::in_vain`] was less than `long` ago: to look again with each burst would cost its senders more than it is worth.
+    /// Chains of the receiver's were walked as far as may be, or up to one that waits for a translation, which was `asked` for, and none of them
+    /// had a buffer. To look again with each burst, before this time, would cost its senders more than it is worth.
+    pub fn found_nothing(&mut self, until: u64, asked: bool) {
+        self.in_vain = Some((until, asked));
+    }
+
+    /// It is not to be looked at now, and whether that is because a translation was asked for.
     #[inline]
-    pub fn has_nothing(&self, now: u64, long: u64) -> bool {
-        self.in_vain.is_some_and(|since| now.saturating_sub(since) < long)
+    pub fn has_nothing(&self, now: u64) -> Option<bool> {
+        self.in_vain.filter(|(until, _)| now < *until).map(|(_, asked)| asked)
     }
 
     /// The receiver has just been found without buffers, and has `taken` so many packets, and KiB beside, since it was started.

@@ -35,15 +35,16 @@ pub struct ReceiveBuffers<'m> {
 }
 
 impl<'m> ReceiveBuffers<'m> {
-    /// All that it has taken from the ring: how much was walked in vain, and whether that was too much or the rest is being translated.
+    /// What was taken from the ring, for how much was walked for that, and why no more. Once it is spent no further chain is walked before the
+    /// ring's lock is taken anew.
     #[inline]
     pub fn taken(&self) -> &Chains<'m> {
         &self.chains
     }
 
-    /// Looks for no chains in the ring at all.
-    pub fn give_up(&mut self) {
-        self.chains.most_wasted = 0;
+    /// Looks for no chains in the ring at all. Whether the next one is known to wait for a translation.
+    pub fn give_up(&mut self, asked: bool) {
+        (self.chains.most, self.chains.asked) = (0, asked);
     }
 
     /// Hands out chains that hold `need` bytes: several if `join` (VIRTIO_NET_F_MRG_RXBUF), otherwise exactly one.
@@ -96,7 +97,7 @@ impl<'m> ReceiveBuffers<'m> {
                 if n == self.chains.list.len() {
                     let full = self.chains.is_full();
                     if full || !self.refill(ring, memory, frames.size_hint().0)? {
-                        return Ok(full);
+                        return Ok(full && !self.chains.asked);
                     }
                 }
                 let Some(chain) = self.chains.list.get(n) else { return Ok(false) };
@@ -134,7 +135,8 @@ impl<'m> ReceiveBuffers<'m> {
                 }
                 if !self.refill(ring, memory, to_come)? {
                     self.end = self.first;
-                    return Ok(if self.chains.is_full() { Reserved::TooSmall } else { Reserved::NoBuffers });
+                    let is_all = self.chains.is_full() && !self.chains.asked;
+                    return Ok(if is_all { Reserved::TooSmall } else { Reserved::NoBuffers });
                 }
             }
             let Some(chain) = self.chains.list.get(self.end) else { return Ok(Reserved::NoBuffers) };
@@ -176,6 +178,9 @@ impl<'m> ReceiveBuffers<'m> {
             return Ok(false);
         }
         let result = ring.pop_writable(memory, &mut self.chains, to_come.max(1));
+        if memory.is_translated() {
+            ring.ask_ahead(memory, true, &mut self.chains);
+        }
         self.chains.list.iter().skip(before).take(PREFETCH).for_each(|chain| chain.prefetch(true));
         // Chains before a broken one are good; if the frame needs more, the ring is asked again and says so again.
         match result {
@@ -188,7 +193,7 @@ impl<'m> ReceiveBuffers<'m> {
     fn make_room(&mut self) {
         if self.first > 0 && self.unfit == 0 {
             // It was not for nothing that so much was walked.
-            self.chains.most_wasted = (self.chains.wasted() + MAX_WASTED).min(MOST_WASTED);
+            self.chains.most = (self.chains.wasted + MAX_WASTED).min(MOST_WASTED);
         }
         if self.first == self.chains.list.len() {
             // All handed out: their memory is written, their places are free.

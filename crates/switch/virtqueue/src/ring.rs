@@ -9,10 +9,14 @@ use std::sync::Arc;
 
 /// How many chains are looked at behind those that were taken, and behind one that waits for a translation, so that theirs are asked for.
 const ASK_AHEAD: usize = 32;
+/// Most pages of translated addresses that are looked up, and descriptors that are walked, behind the chains that are taken while a ring's lock
+/// is held, before another chain is begun: so that what waits for a translation asks for it early.
+const MOST_AHEAD: usize = 1024;
 
-/// A started ring, device side. One thread at a time: the queue's lock sees to it. With the memory it lies in.
+/// A started ring, device side. One thread at a time: the queue's lock sees to it. With the memory it lies in, and how much had been asked for
+/// of its port when it last asked ahead.
 #[derive(Debug)]
-pub struct Ring(Layout, pub(crate) Arc<GuestMemory>);
+pub struct Ring(Layout, pub(crate) Arc<GuestMemory>, u64);
 
 #[derive(Debug)]
 enum Layout {
@@ -40,7 +44,7 @@ impl Ring {
         } else {
             Layout::Split(SplitRing::new(setup, memory)?)
         };
-        Ok(Self(layout, memory.clone()))
+        Ok(Self(layout, memory.clone(), u64::MAX))
     }
 
     /// Where the ring stands, as GET_VRING_BASE wants it (vhost-user, "Vring state"): everything before is complete.
@@ -124,29 +128,37 @@ impl Ring {
         let result = either!(&mut self.0, r => r.pop(memory, chains, false, most));
         chains.asked = result == Err(QueueError::Asked);
         if chains.asked {
-            self.ask_ahead(memory, false);
+            self.ask_ahead(memory, false, chains);
             return Ok(());
         }
         result
     }
 
     /// A chain that waits for the translation of an address, which is no error, stays in the ring. Those that come next would wait for theirs
-    /// one by one, and packets that do not wait for buffers would find none: all are asked for.
+    /// one by one, and packets that do not wait for buffers would find none: all are asked for, as far as [`MOST_AHEAD`] goes for `chains`. Not
+    /// again while none is taken and nothing new is asked for: what was asked a moment ago is on its way.
     #[cold]
     #[inline(never)]
-    pub(crate) fn ask_ahead(&mut self, memory: &GuestMemory, device_writes: bool) {
+    pub(crate) fn ask_ahead(&mut self, memory: &GuestMemory, device_writes: bool, chains: &mut Chains<'_>) {
+        let asked = || memory.table().map_or(0, |table| table.asked());
+        if chains.list.is_empty() && self.2 == asked() {
+            return;
+        }
         either!(&mut self.0, r => {
             let (next, mut left) = (r.next_avail, ASK_AHEAD);
-            while left > 0 {
-                let mut chains = Chains::default();
-                if r.pop(memory, &mut chains, device_writes, left) != Err(QueueError::Asked) {
+            while left > 0 && chains.ahead < MOST_AHEAD {
+                let mut walked = Chains::default();
+                let result = r.pop(memory, &mut walked, device_writes, left);
+                chains.ahead += walked.wasted() + walked.pieces.len();
+                if result != Err(QueueError::Asked) {
                     break;
                 }
                 r.skip();
-                left -= (chains.list.len() + 1).min(left);
+                left -= (walked.list.len() + 1).min(left);
             }
             r.next_avail = next;
         });
+        self.2 = asked();
     }
 
     /// Puts back the last chains taken, given in the order they were taken.
@@ -173,9 +185,6 @@ impl Ring {
     ) -> Result<(), QueueError> {
         let result = either!(&mut self.0, r => r.pop(memory, chains, true, most));
         chains.asked = result == Err(QueueError::Asked);
-        if memory.is_translated() {
-            self.ask_ahead(memory, true);
-        }
         if chains.asked { Ok(()) } else { result }
     }
 
