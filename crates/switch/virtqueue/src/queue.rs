@@ -124,7 +124,7 @@ impl StartedQueue {
     /// has started kicks once, which the session process hears, and has the ring looked up anew.
     fn ask_ahead(&mut self, index: u16, starts: bool) {
         if self.memory.is_translated() && index.is_multiple_of(2) {
-            self.ring.ask_ahead(&self.memory, true, &mut Chains::new());
+            self.ring.ask_ahead(&self.memory, true, &mut Chains::default());
             if starts {
                 // What breaks the ring is found in its turn.
                 let _ = self.ring.enable_kicks(0);
