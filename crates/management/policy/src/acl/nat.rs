@@ -8,7 +8,7 @@ use std::fmt;
 use std::net::IpAddr;
 
 pub(super) const NEEDS_STATEFUL: &str =
-    "translated connections have to be known; add a line with stateful, or take snat and dnat out";
+    "translated connections have to be known; add a line with stateful alone, or take snat and dnat out";
 const TARGET: &str = "an address, a range of addresses such as 192.0.2.1-192.0.2.9, or none";
 
 /// What a connection's address, and its port where that is given, are exchanged for: first and last of each, of one IP version.

@@ -180,7 +180,8 @@ impl File {
                 words.at(first, "a second line with stateful; it holds for the whole file, so leave one of them out")
             );
         }
-        words.end()
+        let more = |e: Located| Located { message: e.message + ": stateful stands alone in it", ..e };
+        words.end().map_err(more)
     }
 
     /// A line with `snat` or `dnat`.

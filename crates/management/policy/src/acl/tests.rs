@@ -137,7 +137,21 @@ fn errors_say_where_and_what() {
             "line 3, column 3: \"allow\": expected permit, deny, default, for, stateful, snat or dnat",
         ),
         ("stateful\nstateful", None, "line 2, column 1: a second line with stateful; it holds for the whole file"),
-        ("stateful from-guest", None, "line 1, column 10: \"from-guest\": expected nothing more"),
+        (
+            "stateful from-guest",
+            None,
+            "line 1, column 10: \"from-guest\": expected nothing more in this line: stateful stands alone in it",
+        ),
+        (
+            "default deny stateful",
+            None,
+            "line 1, column 14: stateful stands alone in a line, and holds for the whole file",
+        ),
+        (
+            "permit tcp stateful",
+            None,
+            "line 1, column 12: stateful stands alone in a line, and holds for the whole file",
+        ),
         ("permit arp established", None, "line 1, column 12: only IP has connections; the rule could never match"),
         ("permit established established", None, "\"established\" after \"established\""),
         ("deny tcp portt 5", None, "line 1, column 10: \"portt\": expected any, ip,"),

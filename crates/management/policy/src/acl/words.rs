@@ -64,6 +64,9 @@ impl<'a> Words<'a> {
     }
 
     pub fn wrong(&self, word: &Word<'_>, expected: &str) -> Located {
+        if word.text == "stateful" {
+            return self.at(word, "stateful stands alone in a line, and holds for the whole file");
+        }
         // A word may be a whole line of nonsense.
         let shown: String = word.text.chars().take(40).collect();
         self.at(word, &format!("{shown:?}: expected {expected}"))
