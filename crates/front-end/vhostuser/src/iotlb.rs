@@ -205,6 +205,21 @@ impl Iotlb {
         None
     }
 
+    /// Of pages that are all known, the first that lies elsewhere in the guest's memory than behind the page before it.
+    pub(crate) fn apart(&self, (first, last): (u64, u64)) -> Option<u64> {
+        let (mut page, mut behind) = (first, None);
+        while page <= last {
+            let (range, _) = self.find(page)?;
+            let guest = range.guest + (page - range.first);
+            if behind.is_some_and(|behind| behind != guest) {
+                return Some(page);
+            }
+            behind = Some(range.guest + (range.last - range.first) + 1);
+            page = range.last.checked_add(1)?;
+        }
+        None
+    }
+
     /// Puts a page into the table if it is known and may be used like that.
     pub(crate) fn show_page(&mut self, page: u64, wanted: u64) -> bool {
         let Some((range, age)) = self.find(page).filter(|(range, _)| range.permissions & wanted == wanted) else {

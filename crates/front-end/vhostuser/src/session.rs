@@ -11,6 +11,7 @@ use crate::ring::{Ring, RingState, packed_base};
 use crate::switch::Switch;
 use crate::transport::{Message, Transport};
 use lasthop_connection::{Answer, Ask, Setup};
+use lasthop_guestmem::translations::PAGE;
 use lasthop_guestmem::{MAX_REGIONS, RegionSpec};
 use lasthop_sys::Foreign;
 use lasthop_text::MacAddr;
@@ -402,19 +403,24 @@ impl<S: Switch> Session<S> {
         Ok(())
     }
 
-    /// How to start a ring; `None` while something is missing; an address of the front-end's that lies nowhere.
-    fn setup(&self, i: usize) -> Result<Option<Setup>, u64> {
+    /// How to start a ring; `None` while something is missing; or why it cannot be.
+    fn setup(&self, i: usize) -> Result<Option<Setup>, Unfit> {
         let ring = &self.rings[i];
         let Some(addr) = ring.addr.filter(|_| ring.size != 0 && !self.regions.is_empty()) else {
             return Ok(None);
         };
-        let translated = self.iotlb.as_ref().map(|iotlb| (iotlb, self.parts(i)));
-        if translated.is_some_and(|(iotlb, parts)| !parts.iter().all(|part| iotlb.covers(*part, READ | WRITE))) {
-            return Ok(None);
+        if let Some(iotlb) = &self.iotlb {
+            let parts = self.parts(i);
+            if !parts.iter().all(|part| iotlb.covers(*part, READ | WRITE)) {
+                return Ok(None);
+            }
+            if let Some(page) = parts.iter().find_map(|part| iotlb.apart(*part)) {
+                return Err(Unfit { address: page * PAGE, why: apart(ring.size, page * PAGE) });
+            }
         }
         let guest = |user: u64| match self.iotlb {
             Some(_) => Ok(user),
-            None => self.regions.user_to_guest(user).ok_or(user),
+            None => self.regions.user_to_guest(user).ok_or_else(|| Unfit { address: user, why: nowhere(user) }),
         };
         Ok(Some(Setup {
             size: ring.size,
@@ -447,19 +453,22 @@ impl<S: Switch> Session<S> {
                 self.ask_for_ring(i)?;
                 (RingState::Waiting, None)
             }
-            Err(address) => {
-                let why = format!(
-                    "ring address {address:#x} (of the front-end) is in no memory region; is all of the guest's memory shared (QEMU: share=on on each memory backend)?"
-                );
-                self.ask(Ask::Unmapped { ring, address, why }, None)?;
-                (RingState::Failed, None)
-            }
+            Err(unfit) => return self.fail(i, unfit),
         };
         self.changed |= state != RingState::Waiting;
         (self.rings[i].state, self.rings[i].setup) = (state, setup);
         if let (Some(inflight), Some(setup)) = (&self.inflight, setup) {
             inflight.note(i, setup.size, self.packed(), setup.base);
         }
+        Ok(())
+    }
+
+    /// A ring cannot be started, or cannot go on, for what the front-end says of its memory.
+    fn fail(&mut self, i: usize, Unfit { address, why }: Unfit) -> Result<(), Fault> {
+        self.ask(Ask::Unmapped { ring: i as u16, address, why }, None)?;
+        let ring = &mut self.rings[i];
+        (ring.state, ring.setup, ring.resting) = (RingState::Failed, None, false);
+        self.changed = true;
         Ok(())
     }
 
@@ -484,6 +493,32 @@ impl<S: Switch> Session<S> {
         }
         Ok(())
     }
+}
+
+/// Why a ring cannot be started: an address of its memory, and a line for people.
+#[derive(Debug)]
+struct Unfit {
+    address: u64,
+    why: String,
+}
+
+fn nowhere(address: u64) -> String {
+    format!(
+        "ring address {address:#x} (of the front-end) is in no memory region; is all of the guest's memory shared (QEMU: share=on on each memory backend)?"
+    )
+}
+
+/// The switch reads and writes a part of a ring as one piece, and Linux takes the pages of what an IOMMU maps one by one.
+fn apart(size: u16, address: u64) -> String {
+    // So many fill a page with the longest part of a ring, its descriptors.
+    let remedy = if u64::from(size) * 16 > PAGE {
+        "use rings of 256 entries (QEMU: rx_queue_size=256,tx_queue_size=256), or iommu.passthrough=1 in the guest"
+    } else {
+        "use rings of which each part lies in one page"
+    };
+    format!(
+        "ring spans pages of I/O addresses that do not lie together in the guest's memory ({size} entries, at {address:#x}); {remedy}"
+    )
 }
 
 fn is_packed(features: u64) -> bool {

@@ -3,7 +3,7 @@
 use super::*;
 use crate::iotlb::{Question, Range};
 use crate::message::{BACKEND_IOTLB_MSG, HEADER_LEN, Header, IotlbMessage, iotlb};
-use lasthop_guestmem::translations::{PAGE, PAGES};
+use lasthop_guestmem::translations::PAGES;
 use lasthop_sys::send_with_fds;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv};
@@ -225,8 +225,10 @@ impl<S: Switch> Session<S> {
 
     /// A ring that rests goes on if it can be found again.
     fn try_resume(&mut self, i: usize) -> Result<(), Fault> {
-        if !matches!(self.setup(i), Ok(Some(_))) {
-            return self.ask_for_ring(i);
+        match self.setup(i) {
+            Ok(Some(_)) => {}
+            Ok(None) => return self.ask_for_ring(i),
+            Err(unfit) => return self.fail(i, unfit),
         }
         self.show_ring(i);
         if std::mem::take(&mut self.rings[i].resting) {
@@ -322,10 +324,7 @@ impl<S: Switch> Session<S> {
                 let address = page * PAGE;
                 let why =
                     format!("the guest's IOMMU grants no access to I/O address {address:#x}, where the ring lies");
-                self.ask(Ask::Unmapped { ring: i as u16, address, why }, None)?;
-                let ring = &mut self.rings[i];
-                (ring.state, ring.setup, ring.resting) = (RingState::Failed, None, false);
-                self.changed = true;
+                self.fail(i, Unfit { address, why })?;
             }
         }
         self.wake()

@@ -312,6 +312,57 @@ fn a_ring_in_pages_that_are_not_granted_fails_and_says_which() {
     );
 }
 
+/// Linux takes the pages of a ring one by one where an IOMMU maps it, and the switch has each part in one piece. The message is what a person has.
+#[test]
+fn a_ring_whose_pages_lie_apart_says_how_long_it_may_be() {
+    let (mut rig, socket) = translating();
+    let kick = EventFd::new().unwrap();
+    rig.drive(|front, _| {
+        front.set_size(1, 512).unwrap();
+        front.set_addr(1, IOVA, IOVA + 0x2000, IOVA + 0x3000).unwrap();
+        front.set_kick(1, Some(kick.as_fd())).unwrap();
+        front.enable(1, true).unwrap();
+    });
+    assert_eq!(asked(&socket).len(), 5, "8192, 1030 and 4102 bytes");
+    let all = [0, 1, 2, 3, 4].map(|page| update(page, 3));
+    let apart = |page: u64, at: u64| IotlbMessage { user_addr: USER + at * 4096, ..update(page, 3) };
+    let said = |rig: &mut Rig| {
+        rig.ready().unwrap();
+        let failed = rig.events.iter().rev().find_map(|event| match event {
+            Event::Failed { queue: 1, why } => Some(why.clone()),
+            _ => None,
+        });
+        failed.unwrap_or_default()
+    };
+    // The second page of its descriptors, then that of what was used, lies elsewhere.
+    for (page, at) in [(1, 8), (4, 9)] {
+        rig.tell(&all);
+        assert_eq!(rig.state(1), RingState::Running, "pages that lie together");
+        rig.tell(&[invalidate(IOVA, 5 * 4096)]);
+        rig.tell(&all.map(|message| if message == update(page, 3) { apart(page, at) } else { message }));
+        let error = said(&mut rig);
+        let address = format!("(512 entries, at {:#x})", IOVA + page * 4096);
+        assert!(error.contains("do not lie together") && error.contains(&address), "{error}");
+        assert!(error.contains("rx_queue_size=256"), "{error}");
+        assert_eq!(rig.state(1), RingState::Failed);
+        rig.events.clear();
+        rig.tell(&[invalidate(IOVA, 5 * 4096)]);
+        rig.drive(|front, _| {
+            front.stop(1).unwrap();
+            front.set_kick(1, Some(kick.as_fd())).unwrap();
+        });
+    }
+    // One that is short enough runs.
+    rig.tell(&[0, 1, 2, 3, 4].map(|page| apart(page, 10 - page)));
+    rig.drive(|front, _| {
+        front.stop(1).unwrap();
+        front.set_size(1, 256).unwrap();
+        front.set_addr(1, IOVA, IOVA + 0x1000, IOVA + 0x2000).unwrap();
+        front.set_kick(1, Some(kick.as_fd())).unwrap();
+    });
+    assert_eq!(rig.state(1), RingState::Running);
+}
+
 /// QEMU repeats the features for each pair of rings, and says LOG_ALL while they run.
 #[test]
 fn a_front_end_that_answers_no_more_is_heard_when_it_takes_pages_back() {
