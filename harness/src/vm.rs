@@ -45,6 +45,8 @@ pub struct VmConfig {
     pub memory_slots: u32,
     /// Its cards are behind an IOMMU of its own (QEMU's intel-iommu).
     pub iommu: bool,
+    /// They have ATS, by which that IOMMU takes pages back; Linux with lazy mappings needs it.
+    pub ats: bool,
     /// Further words of its kernel's command line.
     pub kernel: String,
     /// Part of a move from one QEMU to another.
@@ -60,6 +62,11 @@ pub enum Movable {
     Waits,
 }
 
+/// As QEMU has it said.
+fn on_off(on: bool) -> &'static str {
+    if on { "on" } else { "off" }
+}
+
 impl VmConfig {
     /// One processor, 256 MiB of memfd memory.
     pub fn new(name: &str, nics: impl IntoIterator<Item = Nic>) -> Self {
@@ -72,6 +79,7 @@ impl VmConfig {
             cpus: 1,
             memory_slots: 0,
             iommu: false,
+            ats: true,
             kernel: String::new(),
             movable: None,
         }
@@ -93,6 +101,12 @@ impl VmConfig {
     pub fn iommu(mut self, words: &str) -> Self {
         self.iommu = true;
         self.kernel(&format!("intel_iommu=on {words}"))
+    }
+
+    /// Its cards cannot be told of pages that its IOMMU takes back.
+    pub fn without_ats(mut self) -> Self {
+        self.ats = false;
+        self
     }
 
     /// With further words of its kernel's command line.
@@ -246,7 +260,7 @@ impl Vm {
             c.args(["-append", &format!("{words}{}", config.kernel)]);
             if config.iommu {
                 // Before the cards. Without its own ATS, QEMU never tells of a page that was mapped and unmapped between two flushes.
-                c.args(["-device", "intel-iommu,intremap=off,device-iotlb=on"]);
+                c.args(["-device", &format!("intel-iommu,intremap=off,device-iotlb={}", on_off(config.ats))]);
             }
             c.args(["-serial", &format!("file:{}", at("console"))]);
             c.args(["-chardev", &format!("socket,id=agent,path={},server=on,wait=off", at("agent"))]);
@@ -256,7 +270,8 @@ impl Vm {
                 if config.iommu {
                     // On the bus of the host bridge itself QEMU leaves ATS out.
                     c.args(["-device", &format!("pcie-root-port,id=rp{i},chassis={}", i + 1)]);
-                    let behind = nic.clone().with(&format!("bus=rp{i},disable-legacy=on,iommu_platform=on,ats=on"));
+                    let ats = on_off(config.ats);
+                    let behind = nic.clone().with(&format!("bus=rp{i},disable-legacy=on,iommu_platform=on,ats={ats}"));
                     c.args(behind.qemu_args(i));
                 } else {
                     c.args(nic.qemu_args(i));

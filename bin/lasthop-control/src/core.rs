@@ -136,8 +136,8 @@ pub(crate) struct Core {
     /// Which flows the switch has is known.
     reconciled: bool,
     configs: BTreeMap<PortId, PortConfig>,
-    /// Who was last refused at a port that belongs to somebody else, since its last connection.
-    refused: BTreeMap<PortId, String>,
+    /// Who was last refused at a port that belongs to somebody else, since its last connection, and when.
+    refused: BTreeMap<PortId, (String, u64)>,
     /// What keeps front-ends from ports.
     faults: BTreeMap<PortId, String>,
     infos: BTreeMap<PortId, PortInfo>,
@@ -430,6 +430,9 @@ impl Core {
         if self.health.port_is(&port, now_ms) && !self.uplinks.contains_key(&id) {
             tracing::info!("port {}: up", port.name);
         }
+        if let Some(line) = self.health.move_news(&port, now_ms) {
+            tracing::info!("port {}: {line}", port.name);
+        }
         let waited = |before: &PortInfo| before.state() == PortState::Waiting && port.state() != PortState::Waiting;
         if self.infos.get(&id).is_some_and(waited) {
             self.refused.remove(&id);
@@ -469,7 +472,8 @@ impl Core {
             SupervisorToControl::Devices(devices) => {
                 self.devices = devices.into_iter().map(|device| (device.port, device)).collect();
             }
-            SupervisorToControl::PeerRefused { port, reason } => drop(self.refused.insert(port, reason)),
+            SupervisorToControl::PeerRefused { port, reason } => drop(self.refused.insert(port, (reason, now_ms))),
+            SupervisorToControl::SecondRefused { port, who } => self.health.second_refused(port, who, now_ms),
             SupervisorToControl::PortFault { port, fault: Some(fault) } => drop(self.faults.insert(port, fault)),
             SupervisorToControl::PortFault { port, fault: None } => drop(self.faults.remove(&port)),
             SupervisorToControl::UplinkReply { request, result } => self.uplink_reply(request, result, now_ms),

@@ -88,7 +88,9 @@ pub(crate) fn port_device(mut port: Port, device: Option<&DeviceState>) -> Port 
     port.driver = device.driver.map(|driver| driver.name().into());
     port.link = Some(device.link.name().into());
     // What the switch has to say of its connection is less.
-    port.last_error = device.last_error.clone().or(port.last_error);
+    if device.last_error.is_some() {
+        (port.last_error, port.last_error_age_ms) = (device.last_error.clone(), None);
+    }
     port
 }
 
@@ -135,7 +137,7 @@ pub(crate) fn port(id: PortId, config: Option<&PortConfig>, info: Option<&PortIn
     if let Some(i) = info {
         port.name.clone_from(&i.name);
         if let PortState::Broken(why) = i.state() {
-            port.error = Some(why);
+            port.error = Some(exactly(i.last_error.as_ref().map(|error| &*error.line), why));
         }
         port.last_error = i.last_error.as_ref().map(|error| error.line.clone());
         port.mtu = i.mtu;
@@ -169,6 +171,14 @@ pub(crate) fn port(id: PortId, config: Option<&PortConfig>, info: Option<&PortIn
         port.owner.clone_from(&c.owner);
     }
     port
+}
+
+/// Why a ring broke. Of one that its session process had not started the switch knows an address and no more; the line for the log, which is
+/// the last error then, says why.
+fn exactly(last: Option<&str>, why: String) -> String {
+    let of_memory = |line: &str| line.split_once(": ").is_some_and(|(_, why)| why.starts_with("ring memory: "));
+    let exact = last.filter(|line| of_memory(&why) && line.starts_with("queue ") && !of_memory(line));
+    exact.map_or(why, str::to_owned)
 }
 
 pub(crate) fn totals(t: &PortTotals) -> Totals {
@@ -487,6 +497,21 @@ mod tests {
             let port = port_device(Port { state: "up".into(), ..Port::default() }, Some(&device(link)));
             assert_eq!((port.state.as_str(), port.last_error.as_deref()), (state, Some("x")));
         }
+    }
+
+    /// The switch knows an address of a ring that cannot be started, and its session process why.
+    #[test]
+    fn a_ring_that_was_never_started_is_shown_with_the_line_that_says_why() {
+        let address = "queue 0: ring memory: 1 bytes at I/O address 0x1000 are not granted";
+        let shown = |broken: &str, line| exactly(Some(line), broken.into());
+        assert_eq!(exactly(None, address.into()), address);
+        assert_eq!(shown(address, "queue 1: ring spans pages"), "queue 1: ring spans pages");
+        assert_eq!(shown(address, "SET_MEM_TABLE: no"), address);
+        assert_eq!(shown(address, "queue 1: ring memory: 2 bytes"), address);
+        assert_eq!(
+            shown("queue 0: descriptor 9 is beyond", "queue 1: ring spans pages"),
+            "queue 0: descriptor 9 is beyond"
+        );
     }
 
     #[test]

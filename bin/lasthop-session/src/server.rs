@@ -34,6 +34,8 @@ pub struct Server {
     session: Option<Session<Remote>>,
     /// How many ranges of I/O addresses are remembered.
     grants: usize,
+    /// Whether the supervisor was told that addresses are translated.
+    translates: bool,
 }
 
 impl Server {
@@ -42,7 +44,7 @@ impl Server {
         let epoll = Epoll::new()?;
         epoll.add(&supervisor, SUPERVISOR, Trigger::Level)?;
         let (beat, aside) = (Rc::new(Beat::new()), Aside::new(&port));
-        Ok(Self { epoll, supervisor, beat, aside, next: None, session: None, grants: GRANTS })
+        Ok(Self { epoll, supervisor, beat, aside, next: None, session: None, grants: GRANTS, translates: false })
     }
 
     /// Serves until the supervisor is gone.
@@ -66,6 +68,7 @@ impl Server {
                 }
                 self.watch_translation();
             }
+            self.tell_whether_it_translates();
             if let Some(error) = self.session.as_mut().and_then(|session| session.expire(Instant::now()).err()) {
                 self.end(&error);
             }
@@ -144,6 +147,14 @@ impl Server {
         }
         for (ring, kick) in session.fills().filter(|_| session.translates()) {
             let _ = self.epoll.add(kick, FILLS + ring as u64, Trigger::Edge);
+        }
+    }
+
+    fn tell_whether_it_translates(&mut self) {
+        let now = self.session.as_ref().is_some_and(Session::translates);
+        // Where there is no room it is said next time.
+        if now != self.translates && self.supervisor.send(&SessionToSupervisor::Translates(now), None).is_ok() {
+            self.translates = now;
         }
     }
 

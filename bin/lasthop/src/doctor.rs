@@ -12,6 +12,8 @@
 //! | `rules` | what somebody has told ports and lists: denials, forged addresses, VLANs, cables that are pulled |
 //! | `load` | rates, receivers, mirrors |
 //! | `tables` | addresses used twice, tables that are full |
+//! | `translation` | guests with an IOMMU of their own: pages that are not answered, not granted, or stale |
+//! | `moves` | guests on their way to another host, which is no fault |
 //! | `processes` | programs: versions, restarts, rights |
 //! | `unknown` | what cannot be known, and drops that are over |
 
@@ -20,9 +22,11 @@ mod finding;
 mod front_end;
 mod interface;
 mod load;
+mod moves;
 mod processes;
 mod rules;
 mod tables;
+mod translation;
 mod unknown;
 
 use crate::SharedArgs;
@@ -58,6 +62,8 @@ struct Report {
     not_known: Vec<String>,
     /// What was lost before, and is not now.
     over: Vec<String>,
+    /// Guests that are being moved to another host, or have been: no fault.
+    moves: Vec<String>,
     /// How many ports, uplinks among them, were looked at.
     ports: usize,
 }
@@ -104,6 +110,7 @@ fn report(facts: &Facts<'_>) -> Report {
     let families = [
         processes::findings(facts),
         front_end::findings(facts),
+        translation::findings(facts),
         interface::findings(facts),
         rules::findings(facts),
         tables::findings(facts),
@@ -111,8 +118,8 @@ fn report(facts: &Facts<'_>) -> Report {
     ];
     let concerns = |finding: &Finding| facts.named.is_none_or(|port| finding.concerns(port, facts));
     let findings = families.into_iter().flatten().filter(concerns).collect();
-    let (not_known, over) = (unknown::not_known(facts), unknown::over(facts));
-    Report { findings, not_known, over, ports: facts.named.map_or(facts.now.ports.len(), |_| 1) }
+    let (not_known, over, moves) = (unknown::not_known(facts), unknown::over(facts), moves::moves(facts));
+    Report { findings, not_known, over, moves, ports: facts.named.map_or(facts.now.ports.len(), |_| 1) }
 }
 
 fn render(report: &Report, port: Option<&str>, seconds: Option<u64>) -> String {
@@ -122,7 +129,7 @@ fn render(report: &Report, port: Option<&str>, seconds: Option<u64>) -> String {
         let how_long = seconds.map_or_else(String::new, |s| format!(" for {}", counted(s, "second")));
         out.push_str(&format!("nothing found: looked at {what}{how_long}\n"));
     }
-    for (what, lines) in [("not known", &report.not_known), ("over", &report.over)] {
+    for (what, lines) in [("move", &report.moves), ("not known", &report.not_known), ("over", &report.over)] {
         lines.iter().for_each(|line| out.push_str(&format!("{what}: {line}\n")));
     }
     out

@@ -3,7 +3,7 @@
 use crate::SharedArgs;
 use crate::client::{CliError, Instance, collect};
 use crate::table::{Align, Table, duration};
-use lasthop_api::{Drops, Field, Flow, Mirror, Port, SwitchProxy, SwitchStats, Uplink};
+use lasthop_api::{Drops, Field, Flow, Mirror, Port, SwitchProxy, SwitchStats, Translation, Uplink};
 use lasthop_text::counted;
 use serde::Serialize;
 
@@ -108,16 +108,37 @@ fn translation(port: &Port) -> String {
     let Some(t) = &port.translation else { return String::new() };
     let (name, known, misses, taken) = (&port.name, t.ranges, t.misses, t.invalidations);
     let mut lines = format!(
-        "{name}: its guest's IOMMU translates addresses: {known} ranges known, {misses} asked for, {taken} invalidations\n"
+        "{name}: its guest's IOMMU translates addresses: {known} ranges known, {misses} asked for, {taken} invalidations{}\n",
+        protects(t)
     );
+    // A guest that maps each buffer for one use has some at any time.
     if t.unanswered > 0 {
-        lines += &format!("{name}: packets wait for its front-end to translate {} pages\n", t.unanswered);
+        let pages = counted(t.unanswered, "page");
+        lines += &format!(
+            "{name}: {pages} asked for at this moment; `lasthop doctor {name}` looks whether they are answered\n"
+        );
     }
     if t.refused > 0 {
         let pages = counted(t.refused, "page");
         lines += &format!("{name}: its guest used {pages} that it has not granted, says its front-end\n");
     }
     lines
+}
+
+/// What to think of a guest that has taken nothing back.
+pub fn protects(t: &Translation) -> &'static str {
+    if t.ranges > 0 && t.invalidations == 0 {
+        " (nothing was ever taken back: pass-through, or an IOMMU that the guest has no driver for, protects from nothing)"
+    } else {
+        ""
+    }
+}
+
+/// What went wrong last, and when if that is known.
+pub fn trouble(port: &Port, word: &str) -> Option<String> {
+    let why = port.last_error.as_ref().filter(|_| port.state != "up")?;
+    let age = port.last_error_age_ms.map_or_else(String::new, |ms| format!(", {} ago", duration(ms)));
+    Some(format!("{word}{age}: {why}"))
 }
 
 fn port_table(ports: &[Port], interfaces: &[Uplink]) -> String {
@@ -181,10 +202,8 @@ fn port_table(ports: &[Port], interfaces: &[Uplink]) -> String {
                 notes.push_str(&format!("{}: queue {} stopped: {why}\n", p.name, q.index));
             }
         }
-        if let Some(why) = p.last_error.as_ref().filter(|_| p.state != "up") {
-            let what = if p.device.is_some() { "last trouble" } else { "last connection" };
-            notes.push_str(&format!("{}: {what}: {why}\n", p.name));
-        }
+        let what = if p.device.is_some() { "last trouble" } else { "last connection" };
+        notes.extend(trouble(p, what).map(|line| format!("{}: {line}\n", p.name)));
     }
     table.render() + &notes
 }

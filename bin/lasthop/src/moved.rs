@@ -140,6 +140,12 @@ fn said(name: &str, settings: usize, lists: usize, all: &PortAdopted) -> String 
     for not in &all.not_taken {
         text += &format!("{} not taken: {}\n", not.number, not.reason);
     }
+    text += if all.not_taken.is_empty() {
+        "run it once more after the guest has stopped at the source, if this was before that; nothing else is left to do\n"
+    } else {
+        "run it once more after the guest has stopped at the source, if this was before that; what is not taken then begins anew when the guest sends it, as far \
+         as lists let it, and one who waits for an answer has to connect again\n"
+    };
     text
 }
 
@@ -162,7 +168,11 @@ mod tests {
         let said = said("vm1", 0, 2, &all);
         assert_eq!(
             said,
-            "port vm1: 0 settings changed, 2 access lists loaded, 0 addresses, 4 connections, 2 known already\n5 not taken: a\n2 not taken: b\n"
+            "port vm1: 0 settings changed, 2 access lists loaded, 0 addresses, 4 connections, 2 known already\n5 not taken: a\n2 not taken: b\n\
+             run it once more after the guest has stopped at the source, if this was before that; what is not taken then begins anew when the guest sends it, \
+             as far as lists let it, and one who waits for an answer has to connect again\n"
         );
+        all.not_taken.clear();
+        assert!(super::said("vm1", 0, 2, &all).ends_with("if this was before that; nothing else is left to do\n"));
     }
 }

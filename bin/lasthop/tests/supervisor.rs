@@ -380,7 +380,8 @@ fn one_front_end_at_a_time_and_nothing_leaks() {
     lasthop.wait(&["switch[", "connection 1"]);
     let mut second = connect(&path);
     wait_for_end(&mut second);
-    lasthop.wait(&["port a: a second front-end refused"]);
+    lasthop.wait(&["port a: a second front-end refused", &format!("process {}", std::process::id())]);
+    lasthop.wait(&["control[", &format!("second: process {} of user ", std::process::id())]);
     // The next one comes before the switch can have noticed that the first is gone.
     drop(first);
     let mut last = connect(&path);

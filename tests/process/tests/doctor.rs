@@ -10,6 +10,7 @@ use lasthop_vhostuser::{Features, ProtocolFeatures};
 use serde_json::Value;
 use std::io::{BufRead, BufReader};
 use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -342,6 +343,28 @@ fn two_uplinks_on_one_segment() {
     site.netns.ip("link set w1 nomaster");
     site.lasthop.command(&["uplink", "del", "other"]);
     site.is_well(nothing);
+}
+
+#[test]
+fn a_second_front_end() {
+    let site = Site::new(&["a", "b"], &[]);
+    let [mut a, mut b] = site.guests(["a", "b"]);
+    a.greet(&mut b, 1);
+    let path = site.dir.path().join("a.sock");
+    let mut held = Vec::new();
+    let finding = site.finds("second-front-end", Some("a"), || {
+        // One waits a moment for the first to go, and the next is refused at once.
+        held.truncate(1);
+        held.push(UnixStream::connect(&path).expect("it listens"));
+    });
+    let who = format!("process {} of user ", std::process::id());
+    assert!(finding["evidence"][0].as_str().is_some_and(|seen| seen.starts_with(&who)), "{finding}");
+    advises(&finding, "a port of its own");
+    for words in [["port", "list"], ["show", "a"]] {
+        let said = site.lasthop.command(&words);
+        assert!(said.contains("a second front-end was refused") && said.contains(&who), "{said}");
+    }
+    a.greet(&mut b, 2);
 }
 
 #[test]

@@ -60,6 +60,22 @@ impl Mover {
     }
 }
 
+/// How far the guest of a port is on its way is told in all places where one looks, and is no fault.
+fn is_told(lasthop: &Lasthop, port: &str, word: &str) {
+    let begins = format!("port {port}: {word}: ");
+    wait_for(&format!("{begins} in the log"), PATIENCE, || lasthop.log().contains(&begins));
+    let list = lasthop.command(&["port", "list"]);
+    assert!(list.lines().any(|line| line.starts_with(&format!("{port}: {word}: "))), "{list}");
+    let shown = lasthop.command(&["show", port]);
+    assert!(shown.lines().any(|line| line.trim_start().starts_with(&format!("{word}: "))), "{shown}");
+    let out = lasthop.try_command(&["doctor", port, "--since-start", "--json"]);
+    let report: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+    let moves = report["moves"].as_array().unwrap();
+    assert!(moves.len() == 1 && moves[0].as_str().is_some_and(|line| line.contains(word)), "{report}");
+    let of_port = |finding: &&serde_json::Value| finding["port"] == port;
+    assert_eq!(report["findings"].as_array().unwrap().iter().filter(of_port).count(), 0, "{report}");
+}
+
 fn check_moves(change: impl FnOnce(&mut lasthop_virtqueue::driver::NetConfig)) {
     let dir = scratch();
     let ports = ["a", "b", "c"].map(|name| Port::listen(name, dir.path()));
@@ -74,6 +90,7 @@ fn check_moves(change: impl FnOnce(&mut lasthop_virtqueue::driver::NetConfig)) {
 
     let mut mover = Mover::new(&guest);
     mover.begin(&guest, features);
+    is_told(&lasthop, "a", "migrating");
     // The guest stands still, so all that changes is the switch's doing. What the ring writes itself comes last.
     let frame = |n: u32| numbered(mac(2), mac(1), n, 60 + n as usize * 7 % 1400);
     let delivered = || lasthop.port("a")["to_guest"]["packets"].as_u64().unwrap();
@@ -84,6 +101,7 @@ fn check_moves(change: impl FnOnce(&mut lasthop_virtqueue::driver::NetConfig)) {
         assert!(mover.again(&guest) >= 4, "20 frames of up to 1460 bytes lie in as many pages");
     }
     let bases = [0, 1].map(|ring| guest.front.stop(ring).unwrap());
+    is_told(&lasthop, "a", "moved");
     mover.again(&guest);
     let end = mover.memory_of(&guest);
     let wrong: Vec<_> =

@@ -84,6 +84,10 @@ fn a_guest_goes_on_elsewhere_with_what_it_had() {
     let said = String::from_utf8_lossy(&out.stdout).into_owned();
     assert!(out.status.success(), "{out:?}");
     assert!(said.contains("2 access lists loaded, 1 address, 1 connection\n"), "{said}");
+    assert!(
+        said.lines().last().is_some_and(|line| line.starts_with("run it once more after the guest has stopped")),
+        "{said}"
+    );
     // An answer to what it has opened elsewhere, in the middle; nothing else that its lists do not let in.
     let (client, web) = ((1, 40_000), (2, 80));
     host.passes(2, &tcp(web, client, ACK, [501, 101]));

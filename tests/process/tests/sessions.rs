@@ -121,6 +121,23 @@ fn a_session_process_that_hangs_is_replaced() {
     site.unharmed();
 }
 
+/// Where the guest has an IOMMU the process is asked for each page, so one that hangs is found as soon as a switch would be.
+#[test]
+fn a_session_process_whose_guest_has_an_iommu_is_replaced_sooner() {
+    let site = Site::new(&["--watchdog", "400"]);
+    // That without is stopped first.
+    let _without = site.guest("a", 1);
+    let _with = Guest::connect(&site.path("b"), mac(2), Options { iommu: true, ..Options::default() });
+    wait_for("addresses to be translated", PATIENCE, || site.lasthop.port("b")["translation"].is_object());
+    for port in ["a", "b"] {
+        proc::signal(site.session(port).expect("it runs"), Signal::STOP);
+    }
+    let hangs = |port: &str| site.lasthop.log().find(&format!("session {port} hangs"));
+    wait_for("both to be found", PATIENCE, || hangs("a").is_some() && hangs("b").is_some());
+    assert!(hangs("b") < hangs("a"), "{}", site.lasthop.log());
+    site.unharmed();
+}
+
 /// The test in the place of port a's session process.
 struct Turned {
     listener: UnixListener,

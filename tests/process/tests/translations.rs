@@ -123,6 +123,37 @@ fn as_many_pages_are_remembered_as_the_port_may_have() {
     arena.bystanders.still_exchange();
 }
 
+/// Linux takes the pages of a ring one by one where an IOMMU maps it: those of a part that is longer than a page lie anywhere.
+#[test]
+fn a_ring_that_is_longer_than_a_page_is_named_with_what_to_do() {
+    let arena = Arena::new(false);
+    let mut long = options();
+    long.net.size = 512;
+    let guest = arena.guest(long);
+    let rings: Vec<_> = guest.net.queues().iter().map(|queue| queue.layout.desc).collect();
+    let elsewhere = guest.net.region().0.guest_addr;
+    wait_for("the ring to break", PATIENCE, || {
+        for page in guest.asked() {
+            // The second page of descriptors.
+            let apart = rings.iter().any(|ring| page == ring + PAGE);
+            guest.grant_as(page, if apart { elsewhere } else { page });
+        }
+        arena.port()["state"] == "broken"
+    });
+    let apart = "ring spans pages of I/O addresses that do not lie together in the guest's memory (512 entries";
+    for words in [&["port", "list"][..], &["show", "x"]] {
+        let said = arena.lasthop.command(words);
+        assert!(said.contains(apart) && said.contains("rx_queue_size=256"), "{said}");
+        assert!(!said.contains("share=on"), "its memory is shared: {said}");
+    }
+    let out = arena.lasthop.try_command(&["doctor", "x", "--since-start", "--json"]);
+    let report: Value = serde_json::from_slice(&out.stdout).unwrap();
+    let findings = report["findings"].as_array().unwrap();
+    let broken = findings.iter().find(|finding| finding["kind"] == "broken").unwrap_or_else(|| panic!("{report}"));
+    assert!(broken["remedy"].as_str().is_some_and(|remedy| remedy.contains("rx_queue_size=256")), "{broken}");
+    arena.bystanders.still_exchange();
+}
+
 /// In the middle of bursts, by the thousand. What is granted again afterwards is used.
 #[test]
 fn a_storm_of_invalidations_harms_nobody_else() {
@@ -251,7 +282,7 @@ fn questions_that_are_never_answered_hold_up_their_own_port_alone() {
     assert!(got > 200, "{got} frames in 8 s");
     assert!(arena.drops("x", "to_guest", "no_buffers") > 0);
     let list = arena.lasthop.command(&["port", "list"]);
-    assert!(list.contains("x: packets wait for its front-end to translate"), "{list}");
+    assert!(list.contains(" asked for at this moment; `lasthop doctor x` looks whether they are answered"), "{list}");
     arena.bystanders.still_exchange();
     assert_eq!(arena.lasthop.switch(), switch, "the switch died");
 }

@@ -1,7 +1,8 @@
 //! Linux VMs whose own IOMMU stands between lasthop and their memory, and VMs that bounce all they send and receive.
 
 use lasthop_harness::checks::{self, Depth};
-use lasthop_harness::{Lasthop, Nic, Port, Vm, VmConfig, scratch};
+use lasthop_harness::{Lasthop, Nic, Port, Vm, VmConfig, scratch, wait_for};
+use std::time::Duration;
 
 /// VIRTIO_F_ACCESS_PLATFORM.
 const ACCESS_PLATFORM: u64 = 1 << 33;
@@ -66,6 +67,38 @@ fn lazy_mappings_on_both_sides() {
         let (updates, invalidations, refused) = translated(&port);
         assert!(updates > 100 && invalidations > 10 && refused == 0, "{port}");
     }
+}
+
+/// Two settings that QEMU and Linux take without a word: lazy mappings of a card without ATS, which are taken back without its front-end's knowledge, and rings
+/// whose parts are longer than a page, of which Linux takes page by page.
+#[test]
+fn mistakes_that_nobody_else_names() {
+    let dir = scratch();
+    let ports = ["stale", "long"].map(|n| Port::listen(n, dir.path()));
+    let lasthop = Lasthop::start_with(&ports, &["--no-bpf"]);
+    let nic = |i: usize| Nic::vhost_user(&ports[i].socket, i as u8 + 1);
+    let stale = VmConfig::new("stale", [nic(0)]).iommu("iommu.strict=0").without_ats();
+    let long = VmConfig::new("long", [nic(1).with("rx_queue_size=1024")]).iommu("iommu.strict=1");
+    let [stale, _long] = Vm::boot_all([stale, long]);
+    let finds = |port: &str| {
+        let out = lasthop.try_command(&["doctor", port, "--since-start", "--json"]);
+        let report: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap_or_else(|e| panic!("{e}: {out:?}"));
+        let of_port = |finding: &&serde_json::Value| finding["port"] == port;
+        report["findings"].as_array().into_iter().flatten().find(of_port).cloned().unwrap_or_default()
+    };
+    wait_for("the long ring to be found", Duration::from_secs(20), || finds("long")["kind"] == "broken");
+    let text = |finding: &serde_json::Value, name: &str| finding[name].to_string();
+    let found = finds("long");
+    assert!(
+        text(&found, "evidence").contains("do not lie together")
+            && text(&found, "remedy").contains("rx_queue_size=256"),
+        "{found}"
+    );
+    let pings = stale.spawn("ping -i 0.05 -w 30 -q 10.9.0.9");
+    wait_for("stale pages to be found", Duration::from_secs(30), || finds("stale")["kind"] == "stale-pages");
+    let found = finds("stale");
+    assert!(text(&found, "remedy").contains("ats=on"), "{found}");
+    drop(pings);
 }
 
 #[test]

@@ -365,7 +365,10 @@ impl Core {
             view::port_vm(&mut port, slot.and_then(|slot| self.host_view?.vm(slot)));
             let health = || infos.get(&id).and_then(|info| self.health.note(info, now_ms));
             port.note = self.faults.get(&id).cloned().or_else(health);
-            port.last_error = self.refused.get(&id).cloned().or(port.last_error);
+            port.last_error_age_ms = port.last_error.as_ref().and_then(|_| self.health.erred_ms_ago(id, now_ms));
+            if let Some((reason, at)) = self.refused.get(&id) {
+                (port.last_error, port.last_error_age_ms) = (Some(reason.clone()), Some(now_ms.saturating_sub(*at)));
+            }
             let mut port = view::port_device(port, self.devices.get(&id));
             port.settings = view::settings(self.policy.settings(id));
             Port { uplink: self.uplinks.contains_key(&id), cpu_ns: cpu.get(&id).copied(), ..port }

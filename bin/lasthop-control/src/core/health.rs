@@ -9,6 +9,9 @@
 //! For the second, kicks have to be told from the one by which QEMU makes the switch look at each ring that has just started.
 //! With EVENT_IDX a driver whose device does not answer kicks once and never again, so one more is all there is. Should the two
 //! come before the switch has taken up the ring, they are one event, and nobody can tell: then both causes are named.
+//!
+//! A guest that is being moved to another host is no fault, and told as what it is: its front-end has what is written to memory logged
+//! (LOG_ALL), and when its rings stop it is there, or about to be.
 
 use super::{Core, Question};
 use lasthop_ipc::{DatapathRequest, PortInfo, PortState};
@@ -26,6 +29,10 @@ const MOST_MS: u64 = 64_000;
 const SAY_AGAIN_MS: u64 = 60_000;
 /// That a port is up is said so often at most, in ms.
 const UP_AGAIN_MS: u64 = 1000;
+/// A second front-end that was refused is told of for so long, in ms: one that keeps trying does so more often.
+const REFUSED_MS: u64 = 60_000;
+/// VHOST_F_LOG_ALL.
+const LOG_ALL: u64 = 1 << 26;
 /// VHOST_USER_F_PROTOCOL_FEATURES is between the front-end and us; every other feature is the driver's.
 const PROTOCOL_FEATURES: u64 = 1 << 30;
 
@@ -40,6 +47,42 @@ impl Counted {
     fn of(port: &PortInfo) -> Self {
         let packets = port.from_guest.packets + port.to_guest.packets;
         Self { kicks: port.from_guest.notifications, packets }
+    }
+}
+
+/// How far a guest is on its way to another host, as far as its features and rings tell.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Move {
+    #[default]
+    None,
+    /// Its memory is copied while it runs.
+    Copied,
+    /// Its rings have stopped for it.
+    Stopped,
+}
+
+impl Move {
+    fn of(port: &PortInfo) -> Self {
+        match port.state() {
+            _ if port.features & LOG_ALL == 0 => Self::None,
+            PortState::Up => Self::Copied,
+            PortState::Connected => Self::Stopped,
+            PortState::Waiting | PortState::Broken(_) => Self::None,
+        }
+    }
+
+    /// One line for people.
+    fn said(self) -> Option<&'static str> {
+        match self {
+            Self::None => None,
+            Self::Copied => Some(
+                "migrating: its front-end has all that is written to the guest's memory logged (LOG_ALL), to move it to another host",
+            ),
+            Self::Stopped => Some(
+                "moved: its rings have stopped while what is written to the guest's memory is logged (LOG_ALL), so it goes on at another host, or its driver was \
+                 unloaded on the way; if the QEMU there has ended, `cont` in the monitor of this one lets the guest go on here",
+            ),
+        }
     }
 }
 
@@ -62,6 +105,12 @@ struct Record {
     was_in_vain: bool,
     /// When it was last said to be up.
     up_ms: Option<u64>,
+    /// Whether it is on its way to another host, as last said, and when that was.
+    moving: (Move, Option<u64>),
+    /// What went wrong last, and when it was first told of; not known of what was told with the port.
+    erred: Option<(String, Option<u64>)>,
+    /// Who was last refused because somebody is connected, and when.
+    second: Option<(String, u64)>,
 }
 
 /// What was seen of each guest's port.
@@ -90,7 +139,15 @@ impl Health {
             rings: (0, false),
             was_in_vain: false,
             up_ms: None,
+            moving: Default::default(),
+            erred: port.last_error.as_ref().map(|error| (error.line.clone(), None)),
+            second: None,
         });
+        if let Some(error) = &port.last_error
+            && record.erred.as_ref().is_none_or(|(line, _)| *line != error.line)
+        {
+            record.erred = Some((error.line.clone(), Some(now_ms)));
+        }
         match (&record.state, &port.state()) {
             (_, PortState::Up) => (record.rings, record.was_in_vain) = (rings(port), false),
             (PortState::Up, PortState::Connected) => {
@@ -117,6 +174,36 @@ impl Health {
         false
     }
 
+    /// What is news for the log of a guest's way to another host; a line a second at most, for a front-end may log as it likes.
+    pub fn move_news(&mut self, port: &PortInfo, now_ms: u64) -> Option<&'static str> {
+        let (now, record) = (Move::of(port), self.0.get_mut(&port.id)?);
+        let (before, said_ms) = record.moving;
+        if now == before || said_ms.is_some_and(|at| now_ms.saturating_sub(at) < UP_AGAIN_MS && now != Move::Stopped) {
+            return None;
+        }
+        record.moving = (now, Some(now_ms));
+        // A device may come up, or its driver be loaded again, while its memory is logged.
+        if (before, now) == (Move::None, Move::Stopped) {
+            return None;
+        }
+        // A source that has ended, or whose guest goes on, is said to have.
+        let goes_on = port.state() == PortState::Up && before != Move::None;
+        now.said().or(goes_on.then_some("migrating no longer: its guest stays here, and nothing is logged"))
+    }
+
+    /// Somebody was refused at a port because a front-end is connected: who.
+    pub fn second_refused(&mut self, port: PortId, who: String, now_ms: u64) {
+        if let Some(record) = self.0.get_mut(&port) {
+            record.second = Some((who, now_ms));
+        }
+    }
+
+    /// How long ago what went wrong last was first told of, in ms, if that is known.
+    pub fn erred_ms_ago(&self, port: PortId, now_ms: u64) -> Option<u64> {
+        let (_, at) = self.0.get(&port)?.erred.as_ref()?;
+        at.map(|at| now_ms.saturating_sub(at))
+    }
+
     pub fn forget(&mut self, port: PortId) {
         self.0.remove(&port);
     }
@@ -137,6 +224,9 @@ impl Health {
         if record.was_in_vain {
             return Some(kicked_in_vain(port));
         }
+        if let Some(said) = Move::of(port).said() {
+            return Some(said.into());
+        }
         if now_ms.saturating_sub(record.since_ms) < SETTLED_MS {
             return None;
         }
@@ -146,7 +236,7 @@ impl Health {
             PortState::Up if now_ms.saturating_sub(record.since_ms) >= OPENED_MS && record.is_blank(port) => {
                 Some(blank(port))
             }
-            _ => None,
+            _ => record.second(now_ms),
         }
     }
 
@@ -166,7 +256,7 @@ impl Health {
         record.wait_ms = (2 * record.wait_ms).min(MOST_MS);
         record.look_ms = (!passes).then_some(now_ms.saturating_add(record.wait_ms));
         // That a driver is not there yet is usual, and a matter for who asks.
-        let note = note.filter(|_| has_driver(port))?;
+        let note = note.filter(|_| has_driver(port) && Move::of(port) == Move::None)?;
         let again = |(said, at): &(String, u64)| *said != note || now_ms.saturating_sub(*at) >= SAY_AGAIN_MS;
         if record.said.as_ref().is_some_and(|said| !again(said)) {
             return None;
@@ -178,6 +268,17 @@ impl Health {
 }
 
 impl Record {
+    fn second(&self, now_ms: u64) -> Option<String> {
+        let (who, at) = self.second.as_ref()?;
+        let age_ms = now_ms.saturating_sub(*at);
+        (age_ms < REFUSED_MS).then(|| {
+            format!(
+                "a second front-end was refused {} s ago, for one is connected: {who}; end the one that is not to be there, or give it a port of its own",
+                age_ms / 1000
+            )
+        })
+    }
+
     /// Its guest has shown no buffer since its rings were started.
     fn is_blank(&self, port: &PortInfo) -> bool {
         rings(port).1 && Counted::of(port).packets == self.before.packets
@@ -220,7 +321,7 @@ fn has_driver(port: &PortInfo) -> bool {
 /// Why a port with a front-end does not come up.
 fn not_up(port: &PortInfo) -> String {
     if !has_driver(port) {
-        return "its guest's virtio-net driver has not started: nothing passes before the guest has booted and loaded it".into();
+        return "its guest's virtio-net driver has not started: nothing passes before the guest has booted and loaded it, or a VM that is moved here (QEMU: -incoming) has arrived".into();
     }
     if port.memory_regions == 0 {
         if let Some(why) = port.last_error.as_ref().filter(|error| error.of_memory) {
@@ -236,7 +337,7 @@ fn not_up(port: &PortInfo) -> String {
         return "its driver has started, and its front-end has not started the rings; look at the front-end's log"
             .into();
     }
-    "its rings are stopped: the guest is rebooting, or its virtio-net driver was unloaded".into()
+    "its rings are stopped: its machine is paused, the guest is rebooting, or its virtio-net driver was unloaded".into()
 }
 
 fn remedy(name: &str) -> String {
@@ -266,184 +367,4 @@ impl Core {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use lasthop_ipc::{LastError, QueueInfo};
-
-    const DRIVER: u64 = 1 << 32 | PROTOCOL_FEATURES;
-
-    fn port(state: PortState, features: u64, memory_regions: u32, kicks: u64) -> PortInfo {
-        let ring = |index| QueueInfo { index, size: 256, packed: false, enabled: true, blank: true, error: None };
-        let mut port = PortInfo {
-            id: PortId(1),
-            name: "vm1".into(),
-            queues: if state == PortState::Up { vec![ring(0), ring(1)] } else { Vec::new() },
-            connected: state != PortState::Waiting,
-            up: state == PortState::Up,
-            broken: None,
-            features,
-            protocol_features: 0,
-            mtu: 0,
-            memory_bytes: 0,
-            memory_regions,
-            translation: None,
-            last_error: None,
-            from_guest: Default::default(),
-            to_guest: Default::default(),
-            waiting: 0,
-            vm: None,
-        };
-        port.from_guest.notifications = kicks;
-        port
-    }
-
-    /// A port that waited, was connected at 0 and is like this since 10 ms.
-    fn health(port: &PortInfo) -> Health {
-        let mut health = Health::default();
-        health.port_is(&self::port(PortState::Waiting, 0, 0, 0), 0);
-        health.port_is(&self::port(PortState::Connected, 0, 0, 0), 0);
-        health.port_is(port, 10);
-        health
-    }
-
-    #[test]
-    fn no_memory_at_all() {
-        let connected = port(PortState::Connected, DRIVER, 0, 0);
-        let mut health = health(&connected);
-        assert_eq!(health.note(&connected, 900), None, "it may still come");
-        let note = health.note(&connected, 1000).unwrap();
-        assert!(note.contains("not shared") && note.contains("share=on") && note.contains("attach vm1"), "{note}");
-        assert!(health.is_due(1000) && !health.is_due(1000));
-        assert!(health.look(&connected, 1000).unwrap().starts_with("port vm1: its memory is not shared"));
-        let later = health.deadline_ms().unwrap();
-        assert!(health.is_due(later));
-        assert_eq!(health.look(&connected, later), None, "it is said once");
-        let much_later = later + SAY_AGAIN_MS;
-        assert!(health.is_due(much_later) && health.look(&connected, much_later).is_some());
-    }
-
-    /// It was handed over, and could not be taken: whoever looks is not told of another cause.
-    #[test]
-    fn memory_that_was_refused_is_said_to_have_been() {
-        let mut connected = port(PortState::Connected, DRIVER, 0, 0);
-        let error = |line: &str, of_memory| Some(LastError { line: line.into(), of_memory });
-        connected.last_error = error("SET_MEM_TABLE: memory region at 0x0 is of a file on a disk", true);
-        let note = health(&connected).note(&connected, 1000).unwrap();
-        assert!(note.contains("that could be taken") && note.ends_with("is of a file on a disk"), "{note}");
-        connected.last_error = error("queue 0: what it says is as good as SET_MEM_TABLE", false);
-        assert!(health(&connected).note(&connected, 1000).unwrap().contains("not shared"));
-    }
-
-    #[test]
-    fn a_guest_that_boots_is_no_news() {
-        let connected = port(PortState::Connected, PROTOCOL_FEATURES, 0, 0);
-        let mut health = health(&connected);
-        assert!(health.note(&connected, 1000).unwrap().contains("driver has not started"));
-        assert!(health.is_due(1000));
-        assert_eq!(health.look(&connected, 1000), None, "and nothing for the log");
-    }
-
-    #[test]
-    fn kicks_that_lead_to_nothing() {
-        let up = |kicks| port(PortState::Up, DRIVER, 1, kicks);
-        let health_of = || health(&up(0));
-        // QEMU's own kick of a ring that starts.
-        assert_eq!(health_of().note(&up(1), 5000), None);
-        let note = health_of().note(&up(2), 5000).unwrap();
-        assert!(note.contains("not shared") && note.contains("zeros") && note.contains("share=on"), "{note}");
-        assert_eq!(health_of().note(&up(2), 500), None, "its packets may be on their way");
-        // Of several queue pairs each is kicked once.
-        let mut many = up(2);
-        many.queues.extend_from_within(..);
-        assert_eq!(health_of().note(&many, 5000), None);
-        // A kick long after the start is the driver's, whoever kicked at the start.
-        let mut late = health_of();
-        assert!(late.is_due(1010));
-        assert_eq!(late.look(&up(0), 1010), None);
-        assert!(late.note(&up(1), 5000).is_some());
-        // What has ever passed shows that the memory is shared.
-        let mut busy = up(9);
-        busy.from_guest.packets = 1;
-        assert_eq!(health_of().note(&busy, 5000), None);
-        let mut filled = up(9);
-        filled.queues[0].blank = false;
-        assert_eq!(health_of().note(&filled, 5000), None);
-    }
-
-    /// The guest's kick fell together with QEMU's own, or its interface is down.
-    #[test]
-    fn rings_that_stay_blank_for_long_have_two_causes() {
-        let up = port(PortState::Up, DRIVER, 1, 1);
-        let health = health(&up);
-        assert_eq!(health.note(&up, 10 + OPENED_MS - 1), None, "it may still be set up");
-        let note = health.note(&up, 10 + OPENED_MS).unwrap();
-        assert!(note.contains("interface up") && note.contains("not shared") && note.contains("share=on"), "{note}");
-        let mut filled = up.clone();
-        filled.queues[0].blank = false;
-        assert_eq!(health.note(&filled, 9000), None);
-        let mut stopped = up;
-        stopped.queues.clear();
-        assert_eq!(health.note(&stopped, 9000), None);
-    }
-
-    /// The driver closed the device, or was reset, and the note became that of a guest that reboots.
-    #[test]
-    fn kicks_that_led_to_nothing_are_still_known_when_the_driver_stops() {
-        let up = |kicks| port(PortState::Up, DRIVER, 1, kicks);
-        let closed = |kicks| port(PortState::Connected, PROTOCOL_FEATURES, 1, kicks);
-        let note = |kicks_up, kicks_closed, packets| {
-            let mut health = health(&up(0));
-            assert!(health.is_due(1010));
-            health.look(&up(kicks_up), 1010);
-            let mut closed = closed(kicks_closed);
-            closed.from_guest.packets = packets;
-            health.port_is(&closed, 1500);
-            health.note(&closed, 1500)
-        };
-        assert!(note(1, 2, 0).is_some_and(|note| note.contains("not shared") && note.contains("zeros")));
-        assert_eq!(note(1, 1, 0), None, "QEMU's own kick");
-        assert_eq!(note(1, 2, 1), None, "something has passed");
-        // With the next start it is looked at anew.
-        let mut health = health(&up(0));
-        for state in [up(5), closed(5), up(6), closed(6)] {
-            health.port_is(&state, 20);
-        }
-        assert_eq!(health.note(&closed(6), 30), None, "QEMU's own kick of the second start");
-    }
-
-    #[test]
-    fn counters_of_the_guest_before_do_not_count() {
-        let mut old = port(PortState::Waiting, 0, 0, 70);
-        old.from_guest.packets = 50;
-        let mut health = Health::default();
-        health.port_is(&old, 0);
-        let mut new = port(PortState::Up, DRIVER, 1, 71);
-        new.from_guest.packets = 50;
-        health.port_is(&new, 10);
-        assert_eq!(health.note(&new, 5000), None);
-        new.from_guest.notifications = 72;
-        assert!(health.note(&new, 5000).is_some());
-    }
-
-    #[test]
-    fn a_port_that_flaps_fills_no_log() {
-        let (up, down) = (port(PortState::Up, DRIVER, 1, 0), port(PortState::Connected, DRIVER, 1, 0));
-        let mut health = Health::default();
-        let said = (0..3000).filter(|ms| {
-            let news = health.port_is(&up, *ms);
-            health.port_is(&down, *ms);
-            news
-        });
-        assert_eq!(said.count(), 3);
-    }
-
-    #[test]
-    fn a_port_that_carries_is_not_looked_at_again() {
-        let mut up = port(PortState::Up, DRIVER, 1, 0);
-        let mut health = health(&up);
-        up.from_guest.packets = 1;
-        assert!(health.is_due(1010));
-        assert_eq!(health.look(&up, 1010), None);
-        assert_eq!(health.deadline_ms(), None);
-    }
-}
+mod tests;

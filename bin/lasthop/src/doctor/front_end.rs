@@ -2,14 +2,17 @@
 
 use super::facts::{Facts, Way};
 use super::finding::Finding;
+use super::moves::is_move;
 use lasthop_api::Port;
-use lasthop_text::counted;
 
 /// What a port's `last_error` says after a VM was ended, or its device unplugged.
 const LEFT: &str = "the front-end disconnected";
 
+/// What is said of a ring whose pages of I/O addresses are not one piece of the guest's memory.
+const APART: &str = "do not lie together";
+
 /// What notes begin with, the kind of each, and what is to be done where the note does not say it.
-const NOTES: [(&str, &str, &str); 6] = [
+const NOTES: [(&str, &str, &str); 7] = [
     ("its memory is not shared", "memory-not-shared", ""),
     (
         "its front-end has handed over no memory",
@@ -19,7 +22,7 @@ const NOTES: [(&str, &str, &str); 6] = [
     (
         "its guest's virtio-net driver has not started",
         "driver-not-started",
-        "boot the guest, and load virtio-net in it: `modprobe virtio_net`, `ip link set eth0 up`",
+        "boot the guest, and load virtio-net in it: `modprobe virtio_net`, `ip link set eth0 up`; nothing, if a VM is being moved here",
     ),
     ("its driver has started, and its front-end", "rings-not-started", ""),
     (
@@ -28,6 +31,7 @@ const NOTES: [(&str, &str, &str); 6] = [
         "wait for the guest to boot, load its virtio-net driver again, or let a paused machine go on (QMP: cont; virsh resume)",
     ),
     ("all that is seen of its rings", "rings-blank", ""),
+    ("a second front-end was refused", "second-front-end", ""),
 ];
 
 pub fn findings(facts: &Facts<'_>) -> Vec<Finding> {
@@ -41,17 +45,23 @@ fn of_guest(facts: &Facts<'_>, port: &Port) -> Vec<Finding> {
         "waiting" => found.extend(waiting(facts, port)),
         _ => {}
     }
-    if let Some(note) = &port.note {
+    if let Some(note) = port.note.as_ref().filter(|note| !is_move(note)) {
         found.push(noted(port, note));
     }
-    found.extend(translation(facts, port));
     found.extend(buffers(facts, port));
     found
 }
 
 fn broken(port: &Port) -> Finding {
-    let mut finding = Finding::at(&port.name, "broken", "a ring was stopped, because what its guest wrote there cannot be")
-        .remedy("reset the device: unload and load the guest's driver, or reboot the guest; if it comes again, report it with the guest's kernel and front-end");
+    let apart = port.error.as_ref().and_then(|why| why.split_once(APART)?.1.split_once("; "));
+    let (what, remedy) = match apart {
+        Some((_, remedy)) => ("a ring cannot be started: its guest's IOMMU maps it in pieces", remedy),
+        None => (
+            "a ring was stopped, because what its guest wrote there cannot be",
+            "reset the device: unload and load the guest's driver, or reboot the guest; if it comes again, report it with the guest's kernel and front-end",
+        ),
+    };
+    let mut finding = Finding::at(&port.name, "broken", what).remedy(remedy);
     finding.evidence.extend(port.error.clone());
     for queue in port.queues.iter().filter(|queue| queue.error.is_some()) {
         finding.evidence.push(format!("queue {}: {}", queue.index, queue.error.as_deref().unwrap_or_default()));
@@ -85,7 +95,10 @@ fn waiting(facts: &Facts<'_>, port: &Port) -> Option<Finding> {
     };
     let finding = Finding::at(&port.name, "no-front-end", "no front-end is connected").remedy(remedy);
     Some(match last.or(port.last_error.as_ref()) {
-        Some(why) => finding.seen(format!("last connection: {why}")),
+        Some(why) => {
+            let age = port.last_error_age_ms.map_or_else(String::new, |ms| format!(", {} s ago", ms / 1000));
+            finding.seen(format!("last connection{age}: {why}"))
+        }
         None => finding.seen(format!("nobody has connected to {}", port.path)),
     })
 }
@@ -98,19 +111,6 @@ fn noted(port: &Port, note: &str) -> Finding {
     let (what, seen) = what.split_once(": ").unwrap_or((what, ""));
     let finding = Finding::at(&port.name, kind, what).remedy(if to_do.is_empty() { remedy } else { to_do });
     if seen.is_empty() { finding.seen(format!("the port is {}", port.state)) } else { finding.seen(seen) }
-}
-
-/// A front-end that is asked for translations and does not answer holds its guest's packets up.
-fn translation(facts: &Facts<'_>, port: &Port) -> Option<Finding> {
-    let now = port.translation.as_ref().filter(|t| t.unanswered > 0)?;
-    let before = facts.earlier(port)?.translation.as_ref().filter(|t| t.unanswered > 0)?;
-    let what = "its front-end does not answer where pages of its guest's IOMMU are, and packets wait";
-    let pages = counted(now.unanswered, "page");
-    (now.updates == before.updates).then(|| {
-        Finding::at(&port.name, "front-end-slow", what)
-            .seen(format!("{pages} asked for and not answered, at both looks; no update between them"))
-            .remedy("look at the front-end's log: it hangs, or its iothread has no processor time")
-    })
 }
 
 /// A receiver without buffers: slow, or not there at all.
@@ -134,14 +134,15 @@ fn buffers(facts: &Facts<'_>, port: &Port) -> Option<Finding> {
     } else {
         ("receiver-slow", "its guest does not keep up: its receive buffers run out")
     };
+    // The pages of a longer ring do not lie together where an IOMMU maps them.
+    let longer = if port.translation.is_some() { "" } else { "a longer ring (QEMU: rx_queue_size=1024), " };
     let doing = port.vm.as_ref().map_or_else(String::new, |vm| format!("; its VM is {vm}"));
     Some(
         Finding::at(&port.name, kind, what)
             .seen(format!("{}; {taken} taken{doing}", lost.said("dropped as no_buffers")))
-            .remedy(
-                "see that the guest runs and its interface is up; give it processor time, a longer ring (QEMU: rx_queue_size=1024), more \
-                 queue pairs",
-            ),
+            .remedy(format!(
+                "see that the guest runs and its interface is up; give it processor time, {longer}more queue pairs"
+            )),
     )
 }
 
@@ -150,7 +151,6 @@ mod tests {
     use super::super::facts::Seen;
     use super::super::facts::testutil::*;
     use super::*;
-    use lasthop_api::Translation;
 
     fn kinds(before: &Seen, now: &Seen) -> Vec<&'static str> {
         findings(&facts(before, now)).iter().map(|f| f.kind).collect()
@@ -170,6 +170,11 @@ mod tests {
         assert!(finding.kind == "driver-not-started" && finding.remedy.contains("modprobe"), "{finding:?}");
         let now = seen(&[Port { note: Some("/run/a.sock: no such directory; make it".into()), ..up("a") }]);
         assert_eq!(kinds(&now, &now), ["front-end"], "a note that no kind is known of is not lost");
+        let note = "a second front-end was refused 3 s ago, for one is connected: process 7 of user 5; end it";
+        let now = seen(&[Port { note: Some(note.into()), ..up("a") }]);
+        let [finding] = &findings(&facts(&now, &now))[..] else { panic!("one") };
+        assert_eq!((finding.kind, finding.remedy.as_str()), ("second-front-end", "end it"));
+        assert_eq!(finding.evidence, ["process 7 of user 5"]);
     }
 
     #[test]
@@ -195,20 +200,14 @@ mod tests {
         assert_eq!(kinds(&with(5, 9), &with(5, 9)), [""; 0], "it is over");
         assert_eq!(kinds(&with(5, 9), &with(7, 9)), ["receiver-stuck"]);
         assert_eq!(kinds(&with(5, 9), &with(7, 90)), ["receiver-slow"]);
+        let remedy = |now: &Seen| findings(&facts(&with(5, 9), now))[0].remedy.clone();
+        assert!(remedy(&with(7, 90)).contains("rx_queue_size=1024"));
+        let mut translates = with(7, 90);
+        translates.ports[0].translation = Some(lasthop_api::Translation::default());
+        assert!(!remedy(&translates).contains("rx_queue_size"), "such a ring breaks");
         let mut now = up("a");
         now.to_guest.drops = dropped("buffer_too_small", 1);
         assert_eq!(kinds(&seen(&[up("a")]), &seen(&[now])), ["buffers-too-small"]);
-    }
-
-    #[test]
-    fn a_front_end_that_does_not_translate() {
-        let with = |unanswered, updates| {
-            let translation = Some(Translation { unanswered, updates, ..Translation::default() });
-            seen(&[Port { translation, ..up("a") }])
-        };
-        assert_eq!(kinds(&with(1, 5), &with(2, 5)), ["front-end-slow"]);
-        assert_eq!(kinds(&with(1, 5), &with(2, 6)), [""; 0], "it answers");
-        assert_eq!(kinds(&with(0, 5), &with(2, 5)), [""; 0], "it was asked just now");
     }
 
     #[test]
@@ -216,5 +215,9 @@ mod tests {
         let now = seen(&[Port { state: "broken".into(), error: Some("descriptor 9 is beyond".into()), ..up("a") }]);
         let [finding] = &findings(&facts(&now, &now))[..] else { panic!("one") };
         assert!(finding.kind == "broken" && finding.evidence == ["descriptor 9 is beyond"], "{finding:?}");
+        let apart = "queue 0: ring spans pages of I/O addresses that do not lie together in the guest's memory (512 entries, at 0x1000); use rings of 256";
+        let now = seen(&[Port { state: "broken".into(), error: Some(apart.into()), ..up("a") }]);
+        let [finding] = &findings(&facts(&now, &now))[..] else { panic!("one") };
+        assert_eq!((finding.remedy.as_str(), &finding.evidence[..]), ("use rings of 256", &[apart.to_owned()][..]));
     }
 }

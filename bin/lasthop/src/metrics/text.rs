@@ -3,7 +3,7 @@
 //! Each port has a bounded number of series: the drop reasons that there are, twice, and some thirty more.
 
 use crate::list::Figures;
-use lasthop_api::{ConntrackStats, Drops, Port, SwitchStats, Totals, Uplink};
+use lasthop_api::{ConntrackStats, Drops, Port, SwitchStats, Totals, Translation, Uplink};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder};
 use prometheus_client::metrics::MetricType;
@@ -98,6 +98,7 @@ fn all((figures, connections): &(Figures, ConntrackStats)) -> Vec<Family> {
     all.extend(of_processes(&figures.switch));
     all.extend(of_ports(&figures.ports));
     all.extend(of_settled(&figures.ports));
+    all.extend(of_translations(&figures.ports));
     all.extend(of_interfaces(&figures.interfaces));
     all.extend(of_connections(connections));
     all
@@ -243,6 +244,27 @@ fn of_settled(ports: &[Port]) -> Vec<Family> {
     ]
 }
 
+/// Of guests whose own IOMMU translates addresses; no series of others.
+fn of_translations(ports: &[Port]) -> Vec<Family> {
+    let of = |number: fn(&Translation) -> Number| by_port(ports, |p| p.translation.as_ref().map(number));
+    vec![
+        family("port_iommu_ranges", "Ranges of I/O addresses that are known", of(|t| level(t.ranges))),
+        family(
+            "port_iommu_unanswered_pages",
+            "Pages that the front-end was asked for and has not answered",
+            of(|t| level(t.unanswered)),
+        ),
+        family("port_iommu_updates", "Ranges told since the front-end connected", of(|t| Number::Count(t.updates))),
+        family("port_iommu_invalidations", "Times that ranges were taken away", of(|t| Number::Count(t.invalidations))),
+        family("port_iommu_misses", "Pages asked for", of(|t| Number::Count(t.misses))),
+        family(
+            "port_iommu_refused",
+            "Pages that the guest has not granted, says its front-end",
+            of(|t| Number::Count(t.refused)),
+        ),
+    ]
+}
+
 fn of_interfaces(interfaces: &[Uplink]) -> Vec<Family> {
     let labels = |u: &Uplink| vec![("port", u.name.clone()), ("device", u.device.clone())];
     let ways = |number: fn(&lasthop_api::Carried) -> u64| {
@@ -323,6 +345,14 @@ mod tests {
             state: "up".into(),
             cpu_ns: Some(2_000_000_000),
             vm: Some("running".into()),
+            translation: Some(Translation {
+                ranges: 3,
+                unanswered: 1,
+                updates: 40,
+                invalidations: 20,
+                misses: 9,
+                refused: 2,
+            }),
             from_guest,
             to_guest,
             ..Port::default()
@@ -368,6 +398,12 @@ mod tests {
             "lasthop_port_up{port=\"vm2\"} 0.0",
             "lasthop_port_trouble{port=\"vm2\"} 1.0",
             "lasthop_port_state{port=\"vm2\",state=\"broken\"} 1.0",
+            "lasthop_port_iommu_ranges{port=\"vm1\"} 3.0",
+            "lasthop_port_iommu_unanswered_pages{port=\"vm1\"} 1.0",
+            "lasthop_port_iommu_updates_total{port=\"vm1\"} 40",
+            "lasthop_port_iommu_invalidations_total{port=\"vm1\"} 20",
+            "lasthop_port_iommu_misses_total{port=\"vm1\"} 9",
+            "lasthop_port_iommu_refused_total{port=\"vm1\"} 2",
             "lasthop_interface_dropped_packets_total{port=\"net\",device=\"eth1\",reason=\"too_long\"} 4",
             "lasthop_restarts_total{process=\"switch\"} 1",
             "lasthop_connections 9.0",
@@ -380,6 +416,7 @@ mod tests {
         // A port without a thread, a VM of which nothing is known: no series, not a 0.
         assert!(!text.contains("lasthop_port_cpu_seconds_total{port=\"vm2\"}"));
         assert!(!text.contains("lasthop_port_vm_running{port=\"vm2\"}"));
+        assert!(!text.contains("lasthop_port_iommu_ranges{port=\"vm2\"}"));
     }
 
     #[test]

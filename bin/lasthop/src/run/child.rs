@@ -159,6 +159,15 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
         self
     }
 
+    /// Another limit for the watchdog, of the process that runs too; nothing if there is no watchdog.
+    pub fn set_limit(&mut self, limit: Duration, now: Instant) {
+        let Some((before, longest_round)) = self.limit.as_mut().filter(|(before, _)| *before != limit) else { return };
+        (*before, *longest_round) = (limit, limit);
+        if let Some(watchdog) = self.running.as_mut().and_then(|running| running.watchdog.as_mut()) {
+            watchdog.set_limit(limit, limit, now);
+        }
+    }
+
     /// Has it run on these CPUs only, if any are given.
     pub fn bound_to(mut self, cpus: Option<CpuList>) -> Self {
         self.cpus = cpus;

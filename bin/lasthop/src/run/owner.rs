@@ -91,6 +91,14 @@ impl FileOwner {
     }
 }
 
+/// The process at the other end of a connection, as the kernel noted it when that process called connect(2).
+pub fn who(connection: &OwnedFd) -> String {
+    match socket_peercred(connection) {
+        Ok(peer) => format!("process {} of user {}", peer.pid.as_raw_nonzero(), peer.uid.as_raw()),
+        Err(e) => format!("a process that the kernel does not name ({e})"),
+    }
+}
+
 impl Ids {
     /// Whether the process at the other end of a connection may use the port: as the kernel noted it when that process called
     /// connect(2), or listen(2) where we connect. Root may: it could become the owner anyway. The error says who it is.
@@ -104,7 +112,7 @@ impl Ids {
         if self.gid.is_some_and(in_group) {
             return Ok(());
         }
-        Err(format!("process {} of user {uid}", peer.pid.as_raw_nonzero()))
+        Err(who(connection))
     }
 }
 

@@ -4,7 +4,7 @@
 //! and [`Port::step`] does what is due.
 
 use super::backoff::Backoff;
-use super::owner::{FileOwner, Ids};
+use super::owner::{self, FileOwner, Ids};
 use super::presence::Presence;
 use super::socket::{self, Access, Listener};
 use super::store::SavedPort;
@@ -64,7 +64,7 @@ pub struct Port {
     /// The same in numbers, once they have been looked up.
     ids: Option<Ids>,
     /// Who was refused last, until the supervisor has taken note.
-    refused: Option<String>,
+    refused: Option<Refused>,
     /// Whether it is remembered in the state directory.
     pub saved: bool,
     /// Whether the command line names it: then it stays for as long as this run.
@@ -79,6 +79,15 @@ pub struct Port {
     /// What control was last told to be wrong.
     told: Option<String>,
     log: LineLimit,
+}
+
+/// Who was refused, in words.
+#[derive(Debug)]
+pub enum Refused {
+    /// Somebody who does not own the port, and why.
+    Peer(String),
+    /// A second front-end.
+    Second(String),
 }
 
 /// A connection that the switch has.
@@ -169,13 +178,13 @@ impl Port {
             let owner = self.config.owner.as_deref().unwrap_or_default();
             let reason = format!("{who} was refused: the port belongs to {owner}");
             warn!("port {}: {reason}{}", self.config.name, held_back(more));
-            self.refused = Some(reason);
+            self.refused = Some(Refused::Peer(reason));
         }
         false
     }
 
     /// Who was refused since the last call, for [`super::supervisor`] to tell control.
-    pub fn take_refused(&mut self) -> Option<String> {
+    pub fn take_refused(&mut self) -> Option<Refused> {
         self.refused.take()
     }
 
@@ -202,8 +211,7 @@ impl Port {
                 let old = waiting.replace((connection, cx.now + HAND_OVER));
                 self.aside.drop_aside(old);
             } else {
-                refuse(connection, &self.aside);
-                self.log_refusal(cx.now);
+                self.refuse_second(connection, cx.now);
             }
         }
     }
@@ -282,8 +290,7 @@ impl Port {
                 }
                 if self.live.is_some() {
                     if let Some(refused) = waiting.take_if(|(_, refuse_at)| due(*refuse_at)) {
-                        refuse(refused.0, &self.aside);
-                        self.log_refusal(cx.now);
+                        self.refuse_second(refused.0, cx.now);
                     }
                     return None;
                 }
@@ -393,11 +400,13 @@ impl Port {
         }
     }
 
-    fn log_refusal(&mut self, now: Instant) {
+    fn refuse_second(&mut self, connection: OwnedFd, now: Instant) {
         if let Some(more) = self.log.pass(now) {
-            let name = &self.config.name;
-            warn!("port {name}: a second front-end refused, one is connected already{}", held_back(more));
+            let (name, who) = (&self.config.name, owner::who(&connection));
+            warn!("port {name}: a second front-end refused, one is connected already: {who}{}", held_back(more));
+            self.refused = Some(Refused::Second(who));
         }
+        refuse(connection, &self.aside);
     }
 }
 
@@ -525,7 +534,8 @@ mod tests {
         let mut front_end = UnixStream::connect(&path).unwrap();
         port.accept(cx);
         assert!(port.step(cx, 1).is_none() && ended(&mut front_end));
-        assert!(port.take_refused().unwrap().contains(&format!("process {}", std::process::id())));
+        let who = format!("process {} of user ", std::process::id());
+        assert!(matches!(port.take_refused(), Some(Refused::Peer(reason)) if reason.starts_with(&who)));
     }
 
     #[test]

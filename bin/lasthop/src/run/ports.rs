@@ -1,6 +1,6 @@
 //! Ports that come and go while lasthop runs; those of uplinks are in [`super::uplinks`].
 
-use super::port::{Context, Port};
+use super::port::{Context, Port, Refused};
 use super::sessions;
 use super::setup::check_new;
 use super::store::{Saved, SavedPort};
@@ -116,10 +116,16 @@ impl Supervisor {
 
     pub(super) fn step_ports(&mut self, now: Instant) {
         for port in self.ports.values_mut() {
-            if let Some(reason) = port.take_refused() {
-                self.control.send(SupervisorToControl::PeerRefused { port: port.config.id, reason }, None);
-            }
             let id = port.config.id;
+            match port.take_refused() {
+                Some(Refused::Peer(reason)) => {
+                    self.control.send(SupervisorToControl::PeerRefused { port: id, reason }, None)
+                }
+                Some(Refused::Second(who)) => {
+                    self.control.send(SupervisorToControl::SecondRefused { port: id, who }, None)
+                }
+                None => {}
+            }
             let switch_up = self.switch.is_up() && self.sessions.is_up(id);
             let cx = Context { epoll: &self.epoll, presence: &self.presence, now, switch_up };
             if let Some(connection) = port.step(cx, token(port)) {

@@ -20,7 +20,8 @@ const CHANNELS: u64 = 6 << 32;
 const PIDS: u64 = 7 << 32;
 /// Tokens of session processes begin here.
 pub const TOKENS: u64 = CHANNELS;
-/// Of a session process that hangs only the next front-end's greeting waits: it is looked at so much more seldom than the switch is.
+/// For a session process that hangs the next front-end's greeting waits, and a move to another host: it is looked at so much more seldom than the switch
+/// is. Not while the guest has an IOMMU of its own: then the process is asked for each page, and all traffic of the port waits for it.
 const SELDOM: u32 = 4;
 
 /// The session process of one port.
@@ -54,10 +55,15 @@ impl Sessions {
     pub fn add(&mut self, port: PortId, name: &str) {
         let id = u64::from(port.0);
         let arguments = ["--supervisor-fd", "3", "--port", name].map(String::from).to_vec();
-        let (program, watchdog) = (self.program.clone(), self.watchdog.map(|limit| limit * SELDOM));
+        let (program, watchdog) = (self.program.clone(), self.limit(false));
         let child = Child::new(&process(name), program, arguments, CHANNELS + id, PIDS + id);
         let child = child.with_watchdog(watchdog, Duration::ZERO);
         self.all.insert(port.0, Session { name: name.to_owned(), child, copy: None, aside: Aside::new(name) });
+    }
+
+    /// Within which it is to be found out that a session process hangs, if that is to be found out.
+    fn limit(&self, translates: bool) -> Option<Duration> {
+        self.watchdog.map(|limit| if translates { limit } else { limit * SELDOM })
     }
 
     /// How many ranges of I/O addresses of the port's guest are remembered, now and in connections to come.
@@ -161,17 +167,19 @@ pub fn process(port: &str) -> String {
 impl Supervisor {
     /// Starts those that are due, ends those that hang, and sends what waits.
     pub(super) fn step_sessions(&mut self, now: Instant) {
-        let mut given_up = Vec::new();
+        let (mut given_up, seldom) = (Vec::new(), self.sessions.limit(false));
         for (id, Session { child, .. }) in &mut self.sessions.all {
             child.check_hang(now);
             if let Some(hung) = child.kill_if_hung(now) {
                 warn!("{} hangs: it {}; replacing it", child.name(), hung.how);
             }
             given_up.extend(child.give_up(&self.epoll, now).map(|ended| (*id, ended)));
-            if child.is_due(now)
-                && let Err(e) = child.start(&self.epoll, Vec::new())
-            {
-                child.cannot_start(format!("cannot start {}: {e}", child.name()), now);
+            if child.is_due(now) {
+                // Nobody is connected to the new one.
+                seldom.iter().for_each(|limit| child.set_limit(*limit, now));
+                if let Err(e) = child.start(&self.epoll, Vec::new()) {
+                    child.cannot_start(format!("cannot start {}: {e}", child.name()), now);
+                }
             }
             child.flush(&self.epoll);
         }
@@ -181,9 +189,15 @@ impl Supervisor {
     /// An event of a session process's.
     pub(super) fn session_event(&mut self, token: u64, now: Instant) {
         let id = token as u32;
+        let limits = [false, true].map(|translates| self.sessions.limit(translates));
         let Some(Session { child, .. }) = self.sessions.all.get_mut(&id) else { return };
-        for SessionToSupervisor::Ready in child.receive(&self.epoll, now) {
-            child.set_ready();
+        for message in child.receive(&self.epoll, now) {
+            match message {
+                SessionToSupervisor::Ready => child.set_ready(),
+                SessionToSupervisor::Translates(translates) => {
+                    limits[usize::from(translates)].iter().for_each(|limit| child.set_limit(*limit, now));
+                }
+            }
         }
         if token >= PIDS
             && let Some(ended) = child.reap(&self.epoll, now)

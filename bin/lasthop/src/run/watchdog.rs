@@ -121,6 +121,13 @@ impl Watchdog {
         }
     }
 
+    /// Finds out within another limit.
+    pub fn set_limit(&mut self, limit: Duration, longest_round: Duration, now: Instant) {
+        // Whoever has the limit changed again and again does not put the next look off.
+        let next = self.next.min(tick(now + limit / 4, limit / 4));
+        (self.limit, self.longest_round, self.next) = (limit, longest_round, next);
+    }
+
     /// When [`Watchdog::look`] is due.
     pub fn deadline(&self) -> Instant {
         self.next

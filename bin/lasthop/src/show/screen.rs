@@ -1,7 +1,7 @@
 //! One screen for people: a paragraph for each thing that there is something to say of.
 
 use super::Shown;
-use crate::list::fields;
+use crate::list::{fields, protects, trouble};
 use crate::table::{Align, Table, duration};
 use lasthop_api::{AclRule, Flow, Mirror, Port, Totals, Uplink};
 use lasthop_text::counted;
@@ -72,8 +72,7 @@ fn state(shown: &Shown) -> Vec<String> {
     let mut lines = vec![format!("{}{vm}", port.state)];
     lines.extend(port.error.iter().map(|why| format!("broken: {why}")));
     lines.extend(port.note.clone());
-    let trouble = port.last_error.iter().filter(|_| port.state != "up");
-    lines.extend(trouble.map(|why| format!("last trouble: {why}")));
+    lines.extend(trouble(port, "last trouble"));
     lines
 }
 
@@ -91,8 +90,13 @@ fn front_end(shown: &Shown) -> Vec<String> {
     ];
     if let Some(t) = &port.translation {
         lines.push(format!(
-            "IOMMU: {} ranges known, {} pages asked for, {} unanswered, {} refused, {} invalidations",
-            t.ranges, t.misses, t.unanswered, t.refused, t.invalidations
+            "IOMMU: {} ranges known, {} pages asked for, {} unanswered, {} refused, {} invalidations{}",
+            t.ranges,
+            t.misses,
+            t.unanswered,
+            t.refused,
+            t.invalidations,
+            protects(t)
         ));
     }
     lines

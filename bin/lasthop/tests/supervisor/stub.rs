@@ -222,6 +222,7 @@ pub fn control(_called: &Path) {
                                 say("control", &format!("port {port} is told {text:?}"));
                             }
                             SupervisorToControl::PeerRefused { reason, .. } => say("control", &reason),
+                            SupervisorToControl::SecondRefused { who, .. } => say("control", &format!("second: {who}")),
                             SupervisorToControl::Shutdown => return say("control", "shutdown"),
                         }
                     }

@@ -11,6 +11,7 @@ mod frame;
 mod mac;
 mod mirror;
 mod set;
+mod translation;
 mod types;
 
 pub use acl::*;
@@ -21,6 +22,7 @@ pub use frame::parse_frame;
 pub use mac::{Group, GroupPage, Mac, MacFlushed, MacPage, Member};
 pub use mirror::{Mirror, MirrorList};
 pub use set::{AddressSet, SetChanged, SetPage};
+pub use translation::Translation;
 pub use types::*;
 
 /// Name of the interface.

@@ -1,5 +1,6 @@
 //! What travels.
 
+use crate::translation::Translation;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use zlink::introspect::{self, CustomType};
@@ -38,6 +39,9 @@ pub struct Port {
     pub error: Option<String>,
     /// Why the last connection ended, or what was last refused; what was last wrong with the interface.
     pub last_error: Option<String>,
+    /// How long ago that was, in ms, if it is known.
+    #[serde(default)]
+    pub last_error_age_ms: Option<u64>,
     /// What keeps packets from passing although a front-end is connected, and what to do about it, as far as it is known.
     pub note: Option<String>,
     /// MTU in bytes that the front-end announced; 0 if it did not.
@@ -105,23 +109,6 @@ pub struct Batching {
     pub us: u32,
     /// Packets.
     pub packets: u16,
-}
-
-/// I/O addresses of a guest whose own IOMMU translates them.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomType)]
-pub struct Translation {
-    /// Ranges known.
-    pub ranges: u64,
-    /// Pages that the front-end was asked for and has not answered: packets wait for them.
-    pub unanswered: u64,
-    /// Ranges told since the front-end connected.
-    pub updates: u64,
-    /// Times that ranges were taken away.
-    pub invalidations: u64,
-    /// Pages asked for.
-    pub misses: u64,
-    /// Pages that the front-end has refused.
-    pub refused: u64,
 }
 
 /// A ring. Even numbers carry packets to the guest, odd ones from it.

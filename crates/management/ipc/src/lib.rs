@@ -45,6 +45,13 @@ pub enum SupervisorToControl {
         /// One line.
         reason: String,
     },
+    /// A front-end wanted to connect to a port where another is, and was refused: who, in words.
+    SecondRefused {
+        /// The port.
+        port: PortId,
+        /// A process.
+        who: String,
+    },
     /// What keeps front-ends from a port, or that nothing does any more.
     PortFault {
         /// The port.

@@ -18,4 +18,6 @@ pub enum SupervisorToSession {
 pub enum SessionToSupervisor {
     /// Sandboxed and serving.
     Ready,
+    /// Whether the guest's own IOMMU translates addresses: then its traffic waits for this process.
+    Translates(bool),
 }
