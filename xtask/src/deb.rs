@@ -7,8 +7,15 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Programs that people do not type; `lasthop` looks for them there.
-const LIBEXEC: [&str; 6] =
-    ["lasthop-switch", "lasthop-device", "lasthop-control", "lasthop-uplink", "lasthop-session", "lasthop-ovs"];
+const LIBEXEC: [&str; 7] = [
+    "lasthop-switch",
+    "lasthop-device",
+    "lasthop-cable",
+    "lasthop-control",
+    "lasthop-uplink",
+    "lasthop-session",
+    "lasthop-ovs",
+];
 /// What Open vSwitch's programs are preloaded with; its crate has another name.
 const LIBRARY: (&str, &str) = ("liblasthop_ovs.so", "lasthop-ovs-preload");
 /// Documents that the package's files and messages name.

@@ -20,7 +20,7 @@ enum Room {
     Switch,
     /// `crates/front-end` and `bin/lasthop-session`: what front-ends say is read here.
     FrontEnd,
-    /// `crates/driver-domain` and `bin/lasthop-uplink`, which is a front-end itself.
+    /// `crates/driver-domain`, `bin/lasthop-uplink` and `bin/lasthop-cable`, which are front-ends themselves.
     DriverDomain,
     /// `crates/management`, `bin/lasthop` and `bin/lasthop-control`: policy, and what talks to people.
     Management,
@@ -35,7 +35,7 @@ impl Room {
             ("crates", "outside-switch") => Some(Self::OutsideSwitch),
             ("crates", "switch") | ("bin", "lasthop-switch" | "lasthop-device") => Some(Self::Switch),
             ("crates", "front-end") | ("bin", "lasthop-session") => Some(Self::FrontEnd),
-            ("crates", "driver-domain") | ("bin", "lasthop-uplink") => Some(Self::DriverDomain),
+            ("crates", "driver-domain") | ("bin", "lasthop-uplink" | "lasthop-cable") => Some(Self::DriverDomain),
             ("crates", "management") | ("bin", "lasthop" | "lasthop-control" | "lasthop-ovs") => Some(Self::Management),
             _ => None,
         }

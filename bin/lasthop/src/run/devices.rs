@@ -1,17 +1,22 @@
 //! Devices of `--device`: each is a switch of its own, as a card would be one, with a `lasthop run` of its own that starts its data plane
-//! (`lasthop-device`), its control and its ports' session processes. To this supervisor it is one process, started again when it ends.
+//! (`lasthop-device`), its control and its ports' session processes. To this supervisor it is one process, started again when it ends, and one more
+//! for the cable between the two.
 //!
 //! Why so, and what it costs: `docs/decisions/device.md`.
 
 use super::RunError::{self, Failed, Usage};
 use super::args::{DeviceArg, PortArg, RunArgs};
 use super::backoff::Backoff;
+use super::cable::{Cable, FAR_PORT};
+use super::setup::find_program;
 use super::supervisor::Supervisor;
-use lasthop_sys::{Epoll, PidFd, Trigger, die_with_parent, outlive_terminal};
+use lasthop_sys::{CpuList, Epoll, PidFd, Trigger, die_with_parent, outlive_terminal};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::process::{Pid, Signal, kill_process};
 use std::ffi::OsString;
+use std::fs::DirBuilder;
 use std::io::{self, Read};
+use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -20,8 +25,9 @@ use tracing::{error, info, warn};
 
 /// Run directories of devices are below that of their lasthop, in here.
 pub const DEVICES_DIR: &str = "devices";
-/// Tokens of epoll from here on: what a device prints, and its end; two for each.
+/// Tokens of epoll from here on: what a device prints, its end, and its cable's; as many for each.
 pub const TOKENS: u64 = 1 << 16;
+const TOKENS_EACH: u64 = 3;
 /// How long one may take to end after it was asked: more than it gives its own children.
 const ENDING_LIMIT: Duration = Duration::from_secs(3);
 /// Starts that may fail before `ready`.
@@ -37,6 +43,8 @@ pub struct Device {
     start_at: Instant,
     backoff: Backoff,
     failed_starts: u32,
+    /// What joins its ports to those of the host, if they are joined.
+    cable: Option<Cable>,
 }
 
 #[derive(Debug)]
@@ -48,7 +56,8 @@ struct Running {
 }
 
 /// The devices that the command line asks for, with their ports.
-pub fn wanted(args: &RunArgs) -> Result<Vec<Device>, RunError> {
+/// `cpus`: those that all threads of lasthop have, if they are bounded.
+pub fn wanted(args: &RunArgs, cpus: Option<&CpuList>) -> Result<Vec<Device>, RunError> {
     let mut devices: Vec<Device> = Vec::new();
     for arg in &args.devices {
         if devices.iter().any(|other| other.name == arg.name) {
@@ -57,7 +66,7 @@ pub fn wanted(args: &RunArgs) -> Result<Vec<Device>, RunError> {
                 arg.name
             )));
         }
-        devices.push(Device::new(arg, args)?);
+        devices.push(Device::new(arg, args, cpus)?);
     }
     for port in &args.ports {
         let Some((name, argument)) = &port.of_device else { continue };
@@ -67,6 +76,11 @@ pub fn wanted(args: &RunArgs) -> Result<Vec<Device>, RunError> {
                 "--port {port}: there is no device {name}; write `--device {name}` too, or leave out device="
             )));
         };
+        if device.cable.is_some() && port.name == FAR_PORT {
+            return Err(Usage(format!(
+                "--port {FAR_PORT}: that is device {name}'s end of its cable; choose another name, or write --device {name},cable=off"
+            )));
+        }
         device.arguments.extend(["--port".into(), argument.into()]);
     }
     forget_others(&args.run_dir.join(DEVICES_DIR), &devices);
@@ -83,7 +97,7 @@ fn forget_others(dir: &Path, devices: &[Device]) {
 }
 
 impl Device {
-    fn new(arg: &DeviceArg, args: &RunArgs) -> Result<Self, RunError> {
+    fn new(arg: &DeviceArg, args: &RunArgs, cpus: Option<&CpuList>) -> Result<Self, RunError> {
         let program = std::env::current_exe().map_err(|e| Failed(format!("where this program is: {e}")))?;
         let below = |dir: &Path| dir.join(DEVICES_DIR).join(&arg.name).into_os_string();
         // A card does not know what VMs do, and reads no file of ours.
@@ -106,9 +120,19 @@ impl Device {
         if let Some(libexec) = &args.libexec {
             add("--libexec", libexec.into());
         }
+        let cable = cable_sockets(arg, args).map(|sockets| -> Result<Cable, RunError> {
+            let dir = args.run_dir.join(DEVICES_DIR).join(&arg.name);
+            DirBuilder::new().recursive(true).mode(0o755).create(&dir).map_err(|e| {
+                Failed(format!("{}: cannot make the directory: {e}; choose another with --run-dir", dir.display()))
+            })?;
+            let mut far = OsString::from(format!("{FAR_PORT}="));
+            far.push(&sockets[1]);
+            arguments.extend(["--port".into(), far]);
+            Ok(Cable::new(&arg.name, find_program("lasthop-cable", args.libexec.as_deref())?, sockets, cpus.cloned()))
+        });
         let backoff = Backoff::new(Duration::from_millis(10), Duration::from_secs(1));
-        let (name, start_at) = (arg.name.clone(), Instant::now());
-        Ok(Self { name, program, arguments, running: None, start_at, backoff, failed_starts: 0 })
+        let (name, start_at, cable) = (arg.name.clone(), Instant::now(), cable.transpose()?);
+        Ok(Self { name, program, arguments, running: None, start_at, backoff, failed_starts: 0, cable })
     }
 
     /// Whether its ports can be used, or could be before it was last started again.
@@ -172,8 +196,9 @@ impl Device {
         Some(format!("device {} (pid {}) ended: {status}", self.name, running.process.id()))
     }
 
-    /// Asks it to end.
-    fn end(&self) {
+    /// Asks it to end. Nothing goes over its cable any more.
+    fn end(&mut self) {
+        self.cable = None;
         let pid = self.running.as_ref().and_then(|running| Pid::from_raw(running.process.id() as i32));
         // It has not been waited for, so the number is its own.
         let _ = pid.map(|pid| kill_process(pid, Signal::TERM));
@@ -196,7 +221,10 @@ impl Drop for Device {
 impl Supervisor {
     /// Starts those that do not run.
     pub(super) fn start_devices(&mut self, now: Instant) -> Result<(), RunError> {
-        for (device, token) in self.devices.iter_mut().zip((TOKENS..).step_by(2)) {
+        for (device, token) in self.devices.iter_mut().zip((TOKENS..).step_by(TOKENS_EACH as usize)) {
+            if device.is_ready() {
+                device.cable.iter_mut().for_each(|cable| cable.start(&self.epoll, token + 2, now));
+            }
             if device.running.is_some() || device.start_at > now {
                 continue;
             }
@@ -215,8 +243,17 @@ impl Supervisor {
     /// One has printed something, or has ended.
     pub(super) fn device_event(&mut self, token: u64, now: Instant) -> Result<(), RunError> {
         let Some(at) = token.checked_sub(TOKENS) else { return Ok(()) };
-        let Some(device) = usize::try_from(at / 2).ok().and_then(|n| self.devices.get_mut(n)) else { return Ok(()) };
-        if at % 2 == 0 {
+        let Some(device) = usize::try_from(at / TOKENS_EACH).ok().and_then(|n| self.devices.get_mut(n)) else {
+            return Ok(());
+        };
+        if at % TOKENS_EACH == 2 {
+            let ended = device.cable.as_mut().and_then(|cable| cable.reap(&self.epoll, now));
+            let Some(ended) = ended else { return Ok(()) };
+            warn!("{ended}; starting it again");
+            self.replaced.note(&format!("cable of device {}", device.name), &ended, now);
+            return Ok(());
+        }
+        if at % TOKENS_EACH == 0 {
             if device.hear(&self.epoll) {
                 self.announce();
             }
@@ -239,13 +276,31 @@ impl Supervisor {
 
     /// When one is to be started again.
     pub(super) fn devices_deadline(&self) -> Option<Instant> {
-        self.devices.iter().filter(|device| device.running.is_none()).map(|device| device.start_at).min()
+        let devices = self.devices.iter().filter(|device| device.running.is_none()).map(|device| device.start_at);
+        let ready = self.devices.iter().filter(|device| device.is_ready());
+        devices.chain(ready.filter_map(|device| device.cable.as_ref()?.deadline())).min()
     }
 
     /// Asks all to end; they are waited for when they are dropped.
-    pub(super) fn end_devices(&self) {
-        self.devices.iter().for_each(Device::end);
+    pub(super) fn end_devices(&mut self) {
+        self.devices.iter_mut().for_each(Device::end);
     }
+}
+
+/// Sockets of the two ports that a device's cable is plugged in to, if it has one: that of the host's, and that of its own.
+fn cable_sockets(arg: &DeviceArg, args: &RunArgs) -> Option<[PathBuf; 2]> {
+    let dir = args.run_dir.join(DEVICES_DIR).join(&arg.name);
+    let dir = std::path::absolute(&dir).unwrap_or(dir);
+    arg.cable.then(|| ["cable.sock", "host.sock"].map(|name| dir.join(name)))
+}
+
+/// The ports of this lasthop that devices' cables are plugged in to.
+pub fn cable_ports(args: &RunArgs) -> impl Iterator<Item = PortArg> {
+    args.devices.iter().filter_map(|device| {
+        let [path, _] = cable_sockets(device, args)?;
+        let name = device.name.clone();
+        Some(PortArg { name, path, client: false, owner: None, device: None, settings: Vec::new(), of_device: None })
+    })
 }
 
 /// Ports of this lasthop itself.

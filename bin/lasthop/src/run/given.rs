@@ -1,7 +1,7 @@
 //! Ports and uplinks that `lasthop run` is given: by its command line, and by the file of `--config`.
 
 use super::args::{PortArg, RunArgs};
-use super::devices::own_ports;
+use super::devices::{cable_ports, own_ports};
 use super::store::{Saved, SavedPort, SavedUplink, Store};
 use super::{RunError, RunError::Failed, RunError::Usage};
 use crate::declared::{Declared, in_book, in_mirrors};
@@ -27,12 +27,13 @@ impl Given {
         let ports = args.ports.iter().map(|port| ("--port", &port.name));
         if let Some((option, name)) = ports
             .chain(args.uplinks.iter().map(|uplink| ("--uplink", &uplink.name)))
+            .chain(args.devices.iter().filter(|device| device.cable).map(|device| ("--device", &device.name)))
             .find(|(_, name)| in_file.contains(name.as_str()))
         {
             return Err(Usage(format!("{option} {name}: the file of --config names it too; name it in one place")));
         }
         Ok(Self {
-            ports: own_ports(&args.ports).chain(&file.ports).cloned().collect(),
+            ports: own_ports(&args.ports).chain(&file.ports).cloned().chain(cable_ports(args)).collect(),
             uplinks: args.uplinks.iter().chain(&file.uplinks).cloned().collect(),
             file,
         })

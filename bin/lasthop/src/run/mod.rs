@@ -20,6 +20,7 @@
 //! | `replaced` | how often processes were replaced, and why: what `stats` shows |
 //! | `sessions` | the ports' session processes, which speak vhost-user |
 //! | `devices` | switches with a small table of their own, each a `lasthop run` below this one |
+//! | `cable` | what joins a device's ports to the host's: one process |
 //! | `driver` | one process of an uplink: what it was given, whether it lives |
 //! | `uplink` | one uplink: its processes, the device that they share, its connection to the switch |
 //! | `uplink/standby` | one that runs and is kept from the switch |
@@ -45,6 +46,7 @@
 mod args;
 mod backoff;
 mod boost;
+mod cable;
 mod capture_file;
 mod cgroup_accounting;
 mod child;

@@ -130,7 +130,7 @@ impl Setup {
         let run_lock = lock(&args.run_dir, "lock", "--run-dir", 0o755, until)?;
         let state_lock = lock(&args.state_dir, "state.lock", "--state-dir", 0o755, until)?;
         check_apart(&args.run_dir, &args.state_dir)?;
-        let devices_wanted = devices::wanted(args)?;
+        let devices_wanted = devices::wanted(args, cpus.as_ref())?;
         let store = Store::new(&args.state_dir);
         let mut remembered = store.load().map_err(Failed)?;
         let other_mirrors = given.mirrors(&mut remembered)?;
@@ -433,7 +433,7 @@ fn reconcile_uplinks(
 }
 
 /// Looks beside this program, then in PATH, then where packages put it; or only in `libexec`.
-fn find_program(name: &str, libexec: Option<&Path>) -> Result<PathBuf, RunError> {
+pub fn find_program(name: &str, libexec: Option<&Path>) -> Result<PathBuf, RunError> {
     let own = std::env::current_exe().ok().and_then(|exe| Some(exe.parent()?.to_path_buf()));
     let path = std::env::var_os("PATH").unwrap_or_default();
     let directories = match libexec {

@@ -63,6 +63,9 @@ impl Program {
     /// `lasthop-session`: bytes and descriptors over sockets it is given; it signals eventfds as the switch does.
     pub const SESSION: Self = Self { user_name: "lasthop-session", fixed_user: 61_905, ..Self::SWITCH };
 
+    /// `lasthop-cable`: the same, and memory of its own that it made before.
+    pub const CABLE: Self = Self { user_name: "lasthop-cable", fixed_user: 61_906, ..Self::SESSION };
+
     /// What the process with this number becomes, which runs this program.
     pub fn confinement(self, pid: u32) -> Result<Confinement, SandboxError> {
         let passwd = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
@@ -142,7 +145,9 @@ mod tests {
     /// It travels in one message to the switch.
     #[test]
     fn a_confinement_is_short() {
-        for program in [Program::SWITCH, Program::CONTROL, Program::OVS, Program::UPLINK, Program::SESSION] {
+        for program in
+            [Program::SWITCH, Program::CONTROL, Program::OVS, Program::UPLINK, Program::SESSION, Program::CABLE]
+        {
             let confinement = program.confinement(u32::MAX).unwrap();
             let instructions: usize = confinement.filters.iter().map(Vec::len).sum();
             assert!((100..4000).contains(&instructions), "{instructions}");

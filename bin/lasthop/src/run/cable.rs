@@ -1,0 +1,110 @@
+//! The cable of a device: the process `lasthop-cable` between a port of this lasthop and one of the device's. It ends when either switch is
+//! gone, and is started again; it waits by itself until both are there. It is no part of what `ready` says.
+
+use super::backoff::Backoff;
+use lasthop_sys::{CpuList, Epoll, PidFd, Trigger, bind_when_started, die_with_parent, outlive_terminal};
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use tracing::{info, warn};
+
+/// Name of the device's port that the cable is plugged in to; the host's has the device's name.
+pub const FAR_PORT: &str = "host";
+/// A cable that carried this long did not end of its start.
+const GOOD_LIFE: Duration = Duration::from_secs(1);
+
+/// One cable.
+#[derive(Debug)]
+pub struct Cable {
+    /// What it is called in the log.
+    name: String,
+    program: PathBuf,
+    /// Sockets of the host's port and of the device's.
+    sockets: [PathBuf; 2],
+    cpus: Option<CpuList>,
+    running: Option<(Child, PidFd, Instant)>,
+    start_at: Instant,
+    backoff: Backoff,
+}
+
+impl Cable {
+    /// One that does not run.
+    pub fn new(device: &str, program: PathBuf, sockets: [PathBuf; 2], cpus: Option<CpuList>) -> Self {
+        let backoff = Backoff::new(Duration::from_millis(10), Duration::from_secs(1));
+        let (name, start_at) = (format!("cable of device {device}"), Instant::now());
+        Self { name, program, sockets, cpus, running: None, start_at, backoff }
+    }
+
+    /// Starts it if it is due. Its end is reported by the token. What cannot be started is tried again.
+    pub fn start(&mut self, epoll: &Epoll, token: u64, now: Instant) {
+        if self.running.is_some() || self.start_at > now {
+            return;
+        }
+        match self.spawn(epoll, token) {
+            Ok(running) => {
+                info!("{} started (pid {})", self.name, running.0.id());
+                self.running = Some(running);
+            }
+            Err(e) => {
+                warn!("{}: {}: {e}; trying again in a second", self.name, self.program.display());
+                self.start_at = now + Duration::from_secs(1);
+            }
+        }
+    }
+
+    fn spawn(&self, epoll: &Epoll, token: u64) -> io::Result<(Child, PidFd, Instant)> {
+        let mut command = Command::new(&self.program);
+        command
+            .args(&self.sockets)
+            .process_group(0)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::inherit());
+        command.env_clear();
+        die_with_parent(&mut command);
+        outlive_terminal(&mut command);
+        if let Some(cpus) = &self.cpus {
+            bind_when_started(&mut command, cpus);
+        }
+        let mut process = command.spawn()?;
+        let watched = PidFd::of(&process).and_then(|pidfd| {
+            epoll.add(&pidfd, token, Trigger::Level)?;
+            Ok(pidfd)
+        });
+        match watched {
+            Ok(pidfd) => Ok((process, pidfd, Instant::now())),
+            Err(e) => {
+                let _ = process.kill().and_then(|()| process.wait());
+                Err(e.into())
+            }
+        }
+    }
+
+    /// It has ended: how, and it is to be started again. `None` if it has not.
+    pub fn reap(&mut self, epoll: &Epoll, now: Instant) -> Option<String> {
+        let status = self.running.as_mut()?.0.try_wait().ok()??;
+        let (process, pidfd, started) = self.running.take()?;
+        let _ = epoll.delete(&pidfd);
+        if now.saturating_duration_since(started) >= GOOD_LIFE {
+            self.backoff.reset();
+        }
+        self.start_at = now + self.backoff.wait();
+        Some(format!("{} (pid {}) ended: {status}", self.name, process.id()))
+    }
+
+    /// When it is to be started again.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.running.is_none().then_some(self.start_at)
+    }
+}
+
+impl Drop for Cable {
+    /// It has nothing to put in order.
+    fn drop(&mut self) {
+        if let Some((process, ..)) = &mut self.running {
+            let _ = process.kill().and_then(|()| process.wait());
+        }
+    }
+}
