@@ -108,12 +108,17 @@ fn a_device_has_rules_and_perhaps_engines() {
     let device = parse_device("nic0,rules=64,engines=0:2-3").unwrap();
     assert_eq!((device.rules, device.engines.map(|list| list.to_string())), (64, Some("0,2-3".into())));
     assert_eq!(parse_device("nic0").map(|device| (device.rules, device.engines)), Ok((1024, None)));
+    assert_eq!(
+        ["nic0", "nic0,cable=off"].map(|text| parse_device(text).map(|device| device.cable)),
+        [Ok(true), Ok(false)]
+    );
     for (bad, wrong) in [
         ("", "name"),
         ("nic0,rules=15", "use 16 to 65536"),
         ("nic0,rules", "rules=N"),
         ("nic0,engines=0,1", "write ':'"),
         ("nic0,engines=", "engines="),
+        ("nic0,cable=on", "cable=off"),
     ] {
         let error = parse_device(bad).unwrap_err();
         assert!(error.contains(wrong), "{bad}: {error}");
