@@ -30,6 +30,7 @@ mod macs;
 mod mirrors;
 mod moved;
 mod questions;
+mod renaming;
 mod sets;
 mod settings;
 mod statistics;
@@ -183,6 +184,8 @@ pub(crate) struct Core {
     incoming: Vec<u8>,
     /// A change that the supervisor has not kept yet.
     pending: Option<Pending>,
+    /// The request by which the supervisor gives a port another name: until it is answered, access lists are not changed.
+    renaming: Option<u64>,
     /// Changes in force that the switch has not confirmed and cannot now.
     unconfirmed: Vec<Unconfirmed>,
     mirroring: Mirroring,
@@ -244,6 +247,7 @@ impl Core {
             book: Book::default(),
             incoming: Vec::new(),
             pending: None,
+            renaming: None,
             unconfirmed: Vec::new(),
             mirroring: Mirroring::default(),
             lacks_table: false,
@@ -423,7 +427,8 @@ impl Core {
         self.policy.packet(missed.id, &missed.key, headers, now_ms, out);
     }
 
-    fn port_is(&mut self, port: PortInfo, now_ms: u64, out: &mut Effects) {
+    fn port_is(&mut self, mut port: PortInfo, now_ms: u64, out: &mut Effects) {
+        self.name_anew(&mut port);
         tracing::debug!("port {}: {:?}", port.name, port.state());
         // Lists first: they go by the port's name.
         let (id, up) = (port.id, port.state() == PortState::Up);
@@ -482,6 +487,7 @@ impl Core {
             }
             SupervisorToControl::Mirrors(mirrors) => self.mirrors_are(mirrors, now_ms, out),
             SupervisorToControl::MirrorReply { request, result } => self.mirror_reply(request, result, now_ms),
+            SupervisorToControl::Renamed { port, from, to } => self.renamed(port, &from, &to),
             SupervisorToControl::Forget(port) => self.policy.forget_addresses(port, now_ms, out),
             SupervisorToControl::Announce(uplink) => self.announce(uplink, now_ms),
             SupervisorToControl::Lists(part) => self.lists_are(&part, now_ms),
@@ -495,7 +501,8 @@ impl Core {
 
     fn find(&self, name: &str) -> Option<PortId> {
         let configured = self.configs.values().find(|c| c.name == name).map(|c| c.id);
-        configured.or_else(|| self.infos.values().find(|i| i.name == name).map(|i| i.id))
+        let reported = || self.infos.values().find(|info| info.name == name && !self.configs.contains_key(&info.id));
+        configured.or_else(|| reported().map(|info| info.id))
     }
 
     fn name(&self, id: PortId) -> String {

@@ -352,6 +352,11 @@ impl Api {
         self.change("mac list", |answer| Call::PortAdopt { name, stations, connections, answer }).await
     }
 
+    async fn port_rename(&self, name: String, to: String) -> Result<PortChanged, ApiError> {
+        self.may_change()?;
+        self.change("port list", |answer| Call::PortRename { name, to, answer }).await
+    }
+
     async fn port_del(&self, name: String) -> Result<PortChanged, ApiError> {
         self.may_change()?;
         self.change("port list", |answer| Call::PortDel { name, answer }).await

@@ -218,6 +218,20 @@ enum PortCommand {
     #[command(after_help = "Examples:\n  lasthop port import vm1 vm1.json\n  \
         ssh source lasthop port export vm1 | lasthop port import vm1 -")]
     Import(moved::ImportArgs),
+    /// Give a port another name; its guest stays connected
+    ///
+    /// What goes by the name goes along: settings, access lists, mirrors, static addresses, counters. Flows and connections go on. A port that
+    /// the command line of `lasthop run` or its file names is renamed there.
+    #[command(after_help = "Example:\n  lasthop port rename vm1 web1")]
+    Rename {
+        /// Its name
+        name: String,
+        /// What it is to be called: 1 to 63 letters, digits, '.', '_' or '-'
+        #[arg(value_parser = run::new_name)]
+        to: String,
+        #[command(flatten)]
+        shared: SharedArgs,
+    },
     /// Remove a port and end its connection
     #[command(after_help = "Example:\n  lasthop port del vm1")]
     Del {
@@ -317,6 +331,7 @@ fn main() -> ExitCode {
         Command::Port(PortCommand::Set { name, settings, shared }) => settings::set(&name, &settings, &shared),
         Command::Port(PortCommand::Export(args)) => moved::export(&args),
         Command::Port(PortCommand::Import(args)) => moved::import(&args),
+        Command::Port(PortCommand::Rename { name, to, shared }) => port_rename(&name, &to, &shared),
         Command::Port(PortCommand::Del { name, shared }) => port_del(&name, &shared),
         Command::Port(PortCommand::List(shared)) => list::ports(&shared),
         Command::Uplink(command) => uplink::uplink(&command),
@@ -440,6 +455,12 @@ fn port_add(
         let how = if p.client { "connects to" } else { "listens on" };
         format!("port {}: lasthop {how} {}\n", p.name, p.path)
     })
+}
+
+fn port_rename(name: &str, to: &str, shared: &SharedArgs) -> Result<String, CliError> {
+    let mut instance = shared.instance()?;
+    let port = instance.ask(async |c| c.port_rename(name, to).await)?;
+    shared.show(&port, |p| format!("port {name}: renamed to {}\n", p.name))
 }
 
 fn port_del(name: &str, shared: &SharedArgs) -> Result<String, CliError> {

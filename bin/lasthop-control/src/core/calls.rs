@@ -48,6 +48,11 @@ pub(crate) enum Call {
         settings: Settings,
         answer: Answer<PortChanged>,
     },
+    PortRename {
+        name: String,
+        to: String,
+        answer: Answer<PortChanged>,
+    },
     PortDel {
         name: String,
         answer: Answer<PortChanged>,
@@ -127,6 +132,7 @@ impl Core {
             Call::PortSet { name, settings, answer } => {
                 self.request((answer, true, None), |request| ControlToSupervisor::PortSet { request, name, settings });
             }
+            Call::PortRename { name, to, answer } => self.rename(name, to, answer),
             Call::PortDel { name, answer } => {
                 let forgets = Some(self.settings_of(&name));
                 self.request((answer, false, forgets), |request| ControlToSupervisor::PortDel { request, name });
@@ -190,6 +196,13 @@ impl Core {
                 let message = format!(
                     "Open vSwitch has {name}, and would go on as if it were there; remove it there: `ovs-vsctl del-port {name}`, the port of a \
                      bridge with its bridge (`ovs-vsctl del-br {name}`), that of tunnels with the last of them"
+                );
+                refuse(answer, ApiError::NotAvailable { message });
+            }
+            Call::PortRename { name, answer, .. } if self.others_ports.contains(&name) => {
+                let message = format!(
+                    "Open vSwitch has opened {name}, and knows it by that name; take it from its bridge first (`ovs-vsctl del-port {name}`), and \
+                     add it again under the new one"
                 );
                 refuse(answer, ApiError::NotAvailable { message });
             }
@@ -286,7 +299,7 @@ impl Core {
     }
 
     /// Asks the supervisor. What is to be `in_force` is answered when the switch goes by it.
-    fn request(
+    pub(super) fn request(
         &mut self,
         (answer, in_force, forgets): (Answer<PortChanged>, bool, Option<Vec<Field>>),
         message: impl FnOnce(u64) -> ControlToSupervisor,

@@ -250,6 +250,11 @@ impl Core {
             let message = "another change of access lists is under way; try again in a second".into();
             return change.refuse(ApiError::Busy { message });
         }
+        if self.renaming.is_some() {
+            let message =
+                "a port is being given another name, and its access lists with it; try again in a second".into();
+            return change.refuse(ApiError::Busy { message });
+        }
         let text = book.to_text();
         if text.len() > acl::MAX_TEXT {
             let most = acl::MAX_TEXT >> 20;

@@ -24,6 +24,13 @@ pub(super) struct Mirroring {
     requests: BTreeMap<u64, (Answer<MirrorList>, Mirror)>,
 }
 
+impl Mirroring {
+    /// A port that mirrors may name has another name.
+    pub(super) fn rename_port(&mut self, from: &str, to: &str) {
+        self.mirrors.iter_mut().for_each(|mirror| mirror.rename_port(from, to));
+    }
+}
+
 impl Core {
     pub(super) fn mirror_call(&mut self, call: MirrorCall, answer: Answer<MirrorList>) {
         let refused = |message| ApiError::MirrorRefused { message };

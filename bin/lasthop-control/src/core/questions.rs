@@ -151,8 +151,9 @@ impl Core {
                     return self.ask(DatapathRequest::Flows { after }, question);
                 }
             }
-            (Question::Ports { ports, .. } | Question::StuckUplinks { ports }, DatapathReply::Ports(part)) => {
-                ports.extend(part)
+            (Question::Ports { ports, .. } | Question::StuckUplinks { ports }, DatapathReply::Ports(mut part)) => {
+                part.iter_mut().for_each(|port| self.name_anew(port));
+                ports.extend(part);
             }
             (
                 Question::Ports { .. } | Question::StuckUplinks { .. },

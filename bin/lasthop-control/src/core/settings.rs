@@ -35,6 +35,8 @@ impl Core {
 
     /// The supervisor has done what was asked of a port, or not.
     pub(super) fn port_reply(&mut self, request: u64, result: Result<PortConfig, String>, now_ms: u64) {
+        // Whoever asked for another name may have gone meanwhile.
+        self.renaming.take_if(|renaming| *renaming == request);
         let Some(PortRequest { answer, in_force, forgets }) = self.requests.remove(&request) else { return };
         match result {
             Err(message) => refuse(answer, ApiError::PortRefused { message }),

@@ -185,6 +185,11 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
         &self.name
     }
 
+    /// Calls it something else.
+    pub fn rename(&mut self, name: &str) {
+        name.clone_into(&mut self.name);
+    }
+
     /// Whether the process exists.
     pub fn is_up(&self) -> bool {
         self.running.is_some()

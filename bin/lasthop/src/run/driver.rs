@@ -110,6 +110,11 @@ impl Driver {
         }
     }
 
+    /// Calls it something else.
+    pub fn rename(&mut self, name: &str) {
+        self.child.rename(name);
+    }
+
     /// Whether the process exists.
     pub fn is_up(&self) -> bool {
         self.child.is_up()

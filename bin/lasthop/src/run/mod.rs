@@ -40,6 +40,7 @@
 //! | `boost` | threads of the switch that have to leave the idle class |
 //! | `watchdog` | whether the threads of a process go on |
 //! | `hung_children` | what is done about a process whose threads do not |
+//! | `renaming` | a port that is given another name |
 //! | `reload` | what is remembered, read again at SIGHUP |
 //! | `supervisor` | the event loop that ties them together |
 
@@ -66,6 +67,7 @@ mod ports;
 mod presence;
 mod probing;
 mod reload;
+mod renaming;
 mod replaced;
 mod segments;
 mod served;

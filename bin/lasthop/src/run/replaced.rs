@@ -36,6 +36,13 @@ impl Replacements {
         self.0.get(process).map_or(0, |record| record.times)
     }
 
+    /// It is called something else now.
+    pub fn rename(&mut self, from: &str, to: &str) {
+        if let Some(record) = self.0.remove(from) {
+            self.0.insert(to.to_owned(), record);
+        }
+    }
+
     /// There is no such process any more.
     pub fn forget(&mut self, process: &str) {
         self.0.remove(process);

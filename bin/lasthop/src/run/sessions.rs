@@ -54,9 +54,8 @@ impl Sessions {
     /// There is this port: its process is started in the next step.
     pub fn add(&mut self, port: PortId, name: &str) {
         let id = u64::from(port.0);
-        let arguments = ["--supervisor-fd", "3", "--port", name].map(String::from).to_vec();
         let (program, watchdog) = (self.program.clone(), self.limit(false));
-        let child = Child::new(&process(name), program, arguments, CHANNELS + id, PIDS + id);
+        let child = Child::new(&process(name), program, arguments(name), CHANNELS + id, PIDS + id);
         let child = child.with_watchdog(watchdog, Duration::ZERO);
         self.all.insert(port.0, Session { name: name.to_owned(), child, copy: None, aside: Aside::new(name) });
     }
@@ -64,6 +63,15 @@ impl Sessions {
     /// Within which it is to be found out that a session process hangs, if that is to be found out.
     fn limit(&self, translates: bool) -> Option<Duration> {
         self.watchdog.map(|limit| if translates { limit } else { limit * SELDOM })
+    }
+
+    /// The port has another name: so has its next process. This one, which only its threads' names tell, goes on.
+    pub fn rename(&mut self, port: PortId, name: &str) {
+        if let Some(session) = self.all.get_mut(&port.0) {
+            name.clone_into(&mut session.name);
+            session.child.rename(&process(name));
+            session.child.set_arguments(arguments(name));
+        }
     }
 
     /// How many ranges of I/O addresses of the port's guest are remembered, now and in connections to come.
@@ -157,6 +165,10 @@ impl Session {
             self.aside.drop_aside(copy);
         }
     }
+}
+
+fn arguments(port: &str) -> Vec<String> {
+    ["--supervisor-fd", "3", "--port", port].map(String::from).to_vec()
 }
 
 /// What it is called where it is told how often processes were replaced.

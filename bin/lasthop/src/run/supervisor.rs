@@ -454,6 +454,7 @@ impl Supervisor {
                     (request, spec.and_then(|spec| self.add_port(spec, settings?)))
                 }
                 ControlToSupervisor::PortSet { request, name, settings } => (request, self.set_port(&name, &settings)),
+                ControlToSupervisor::PortRename { request, name, to } => (request, self.rename_port(&name, &to)),
                 ControlToSupervisor::PortDel { request, name } => match self.delete_device_port(request, &name) {
                     true => continue,
                     false => (request, self.delete_port(&name)),

@@ -79,6 +79,11 @@ pub enum Waiting {
     Failed(u64, String),
 }
 
+/// What its processes are called in the log.
+fn processes(spec: &SavedUplink) -> String {
+    format!("{} {}: lasthop-uplink", spec.kind(), spec.name)
+}
+
 /// An uplink.
 #[derive(Debug)]
 pub struct Uplink {
@@ -139,7 +144,7 @@ impl Uplink {
         limit: Duration,
     ) -> Self {
         let now = Instant::now();
-        let name = format!("{} {}: lasthop-uplink", spec.kind(), spec.name);
+        let name = processes(&spec);
         let [driver, spare] = tokens.map(|tokens| Driver::new(&name, program.to_owned(), tokens, limit));
         Self {
             driver,
@@ -169,6 +174,15 @@ impl Uplink {
             made: None,
             at_once: false,
         }
+    }
+
+    /// It has another name. Its processes go on.
+    pub fn rename(&mut self, name: &str) {
+        name.clone_into(&mut self.config.name);
+        name.clone_into(&mut self.spec.name);
+        let name = processes(&self.spec);
+        self.driver.rename(&name);
+        self.spare.iter_mut().for_each(|spare| spare.rename(&name));
     }
 
     /// Whether a process of it exists.

@@ -52,6 +52,9 @@ pub trait SwitchProxy {
         connections: &[Connection],
     ) -> zlink::Result<Result<PortAdopted, ApiError>>;
 
+    /// Gives a port another name. Its front-end stays connected; settings, access lists, mirrors and static addresses go by the new name.
+    async fn port_rename(&mut self, name: &str, to: &str) -> zlink::Result<Result<PortChanged, ApiError>>;
+
     /// Removes a port and ends its connection.
     async fn port_del(&mut self, name: &str) -> zlink::Result<Result<PortChanged, ApiError>>;
 

@@ -189,7 +189,7 @@ pub struct Field {
     pub value: String,
 }
 
-/// Answer to `PortAdd`, `PortSet`, `PortDel` and `MacAdd`.
+/// Answer to `PortAdd`, `PortSet`, `PortRename`, `PortDel` and `MacAdd`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomType)]
 pub struct PortChanged {
     /// Its name.

@@ -31,7 +31,7 @@ pub enum SupervisorToControl {
     DatapathChannel,
     /// All ports as configured; sent at the start and after every change.
     Ports(Vec<PortConfig>),
-    /// Answer to `PortAdd`, `PortSet` or `PortDel`: an error says what is wrong and what to do.
+    /// Answer to `PortAdd`, `PortSet`, `PortDel` or `PortRename`: an error says what is wrong and what to do.
     Reply {
         /// The request's number.
         request: u64,
@@ -113,6 +113,15 @@ pub enum SupervisorToControl {
         request: u64,
         /// What is wrong.
         result: Result<(), String>,
+    },
+    /// A port has another name, and so have its own access lists and what mirrors say of it. Before `Ports`.
+    Renamed {
+        /// The port.
+        port: PortId,
+        /// What it was called.
+        from: String,
+        /// What it is called now.
+        to: String,
     },
 }
 
@@ -398,5 +407,14 @@ pub enum ControlToSupervisor {
         request: u64,
         /// Its name.
         name: String,
+    },
+    /// Call a port something else; all that goes by its name goes by the new one.
+    PortRename {
+        /// Echoed in the reply.
+        request: u64,
+        /// Its name.
+        name: String,
+        /// What it is to be called.
+        to: String,
     },
 }

@@ -83,6 +83,13 @@ fn is_all(sample: &u32) -> bool {
 }
 
 impl Mirror {
+    /// A port that it may name has another name.
+    pub fn rename_port(&mut self, from: &str, to: &str) {
+        for port in self.from.iter_mut().chain([&mut self.to]).filter(|port| *port == from) {
+            to.clone_into(port);
+        }
+    }
+
     /// Whether it makes sense beside those there are. The error says what is wrong and what to do.
     pub fn check(&self, others: &[Self]) -> Result<(), String> {
         check_name(&self.name).map_err(|e| format!("mirror {:?}: {}", self.name, e.replace("port name", "name")))?;

@@ -145,6 +145,32 @@ impl Book {
         self.lists.keys().any(|(s, d)| s == scope && only.is_none_or(|only| only == *d))
     }
 
+    /// A port's own lists hold for a port of another name as well. The error says that there is no room for that; then nothing is changed.
+    pub fn share_with(&mut self, port: &str, other: &str) -> Result<(), BookError> {
+        let before = self.lists.clone();
+        for direction in Direction::ALL {
+            if let Some(list) = self.lists.get(&(Scope::Port(port.to_owned()), direction)).cloned() {
+                self.lists.insert((Scope::Port(other.to_owned()), direction), list);
+            }
+        }
+        self.check_size().inspect_err(|_| self.lists = before)
+    }
+
+    /// A port has no lists of its own any more.
+    pub fn forget_port(&mut self, port: &str) {
+        let scope = Scope::Port(port.to_owned());
+        self.lists.retain(|(of, _), _| *of != scope);
+    }
+
+    /// A port has another name: its own lists, the very same ones, are those of that name.
+    pub fn rename_port(&mut self, from: &str, to: &str) {
+        for direction in Direction::ALL {
+            if let Some(list) = self.lists.remove(&(Scope::Port(from.to_owned()), direction)) {
+                self.lists.insert((Scope::Port(to.to_owned()), direction), list);
+            }
+        }
+    }
+
     /// Every set, by name.
     pub fn sets(&self) -> impl ExactSizeIterator<Item = (&str, &AddressSet)> {
         self.sets.iter().map(|(name, set)| (name.as_str(), &**set))
