@@ -1,7 +1,7 @@
 //! `lasthop port rename`: all that goes by a port's name goes by the new one, and its guest notices nothing.
 
 use lasthop_frame::testutil::Frame;
-use lasthop_tests_process::{Guest, Lasthop, Netns, Options, PATIENCE, Port, mac, scratch, wait_for};
+use lasthop_tests_process::{Guest, Host, Lasthop, Netns, Options, PATIENCE, Port, mac, scratch, wait_for};
 use serde_json::Value;
 use std::path::Path;
 
@@ -174,4 +174,18 @@ fn an_interface_too() {
     wait_for("a line of its end", PATIENCE, || lasthop.log().contains("port c2: lasthop-uplink (pid"));
     lasthop.wait_for_state("c2", "up");
     refused(&lasthop, &["port", "del", "c1"], "there is no port c1");
+}
+
+/// Open vSwitch knows a port that it has opened by its name; before that the name is lasthop's.
+#[test]
+fn not_a_port_that_open_vswitch_has_opened() {
+    let (host, dir) = (Host::new(1), scratch());
+    add(&host.lasthop, dir.path(), "vm1");
+    host.lasthop.command(&["port", "rename", "vm1", "vm2"]);
+    host.vsctl("add-port br0 vm2");
+    refused(&host.lasthop, &["port", "rename", "vm2", "vm3"], "Open vSwitch has opened vm2");
+    refused(&host.lasthop, &["port", "rename", "p", "q"], "Open vSwitch has opened p");
+    host.vsctl("del-port br0 vm2");
+    host.lasthop.command(&["port", "rename", "vm2", "vm3"]);
+    assert!(host.lasthop.command(&["port", "list"]).contains("\nvm3 "));
 }

@@ -262,6 +262,7 @@ impl Fake {
                 (request, self.add_port(&name, path, client, set.or(tx_batch).unwrap_or((125, 64))))
             }
             ControlToSupervisor::PortDel { request, name } => (request, self.del_port(&name)),
+            ControlToSupervisor::PortRename { request, name, to } => (request, self.rename_port(&name, &to)),
             ControlToSupervisor::PortSet { request, name, settings } => (request, self.set_port(&name, &settings)),
             ControlToSupervisor::CpuTimes { request } => {
                 let ports = self.ports.keys().map(|id| (*id, u64::from(id.0) * 1_000_000)).collect();
@@ -379,6 +380,15 @@ impl Fake {
         let text = PortSettings::default().change(changes)?.to_string();
         let port = self.ports.values().find(|p| p.name == name).cloned().ok_or("there is no such port; add it")?;
         self.supervisor.send(&SupervisorToControl::Settings { port: port.id, text }, None).unwrap();
+        Ok(port)
+    }
+
+    fn rename_port(&mut self, name: &str, to: &str) -> Result<PortConfig, String> {
+        let port = self.ports.values_mut().find(|p| p.name == name).ok_or("there is no such port; add it")?;
+        to.clone_into(&mut port.name);
+        let port = port.clone();
+        let renamed = SupervisorToControl::Renamed { port: port.id, from: name.into(), to: to.into() };
+        self.supervisor.send(&renamed, None).unwrap();
         Ok(port)
     }
 

@@ -216,6 +216,7 @@ pub fn control(_called: &Path) {
                             | SupervisorToControl::Mirrors(_)
                             | SupervisorToControl::MirrorReply { .. }
                             | SupervisorToControl::CpuTimes { .. }
+                            | SupervisorToControl::Renamed { .. }
                             | SupervisorToControl::UplinkReply { .. } => {}
                             SupervisorToControl::Settings { port, text } => {
                                 told.push(format!("{port}={text:?}"));
