@@ -16,6 +16,7 @@ use whole::fetch;
 mod connections;
 mod labels;
 mod leaving;
+mod lengths;
 mod meters;
 mod restore;
 mod samples;

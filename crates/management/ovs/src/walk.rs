@@ -232,6 +232,7 @@ impl<'a, F: Fn(u32) -> Option<PortId>> Walk<'a, F> {
     /// Does what a list says. False: the packet is dropped, and what is behind is not done.
     pub fn run(&mut self, acts: &[Act]) -> bool {
         for (n, act) in acts.iter().enumerate() {
+            let is_last = n + 1 == acts.len();
             if self.effects.len() >= MAX_EFFECTS {
                 self.is_simple = false;
                 return false;
@@ -261,7 +262,6 @@ impl<'a, F: Fn(u32) -> Option<PortId>> Walk<'a, F> {
                     }
                 }
                 Act::Recirculate(id) => {
-                    let is_last = n + 1 == acts.len();
                     let again = |walk: &mut Self| {
                         walk.key.packet.recirculation = *id;
                         walk.look_up();
@@ -277,14 +277,23 @@ impl<'a, F: Fn(u32) -> Option<PortId>> Walk<'a, F> {
                 }),
                 Act::CheckLength(len, longer, other) => {
                     self.is_simple = false;
-                    let is_longer = self.header.len() + self.payload_len > usize::from(*len);
-                    if !self.run(if is_longer { longer } else { other }) {
-                        return false;
+                    let acts = if self.checked_length() > usize::from(*len) { longer } else { other };
+                    if is_last {
+                        return self.run(acts);
                     }
+                    self.with_copy(|walk| {
+                        let _ = walk.run(acts);
+                    });
                 }
             }
         }
         true
+    }
+
+    /// What its length is compared with: of one that was put together of fragments, the longest of these, as it goes out.
+    fn checked_length(&self) -> usize {
+        let whole = self.header.len() + self.payload_len;
+        self.rest.fragments.map_or(whole, |longest| front::in_front_of_ip(self.header.bytes()) + usize::from(longest))
     }
 
     fn send_up(&mut self, pid: u32, userdata: Option<Vec<u8>>, actions: bool) {

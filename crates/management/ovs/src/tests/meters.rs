@@ -7,12 +7,12 @@ use lasthop_ovs_abi::meter::{self, Band, Meter};
 const METER_ACTION: u16 = 19;
 
 /// So many packets a second, and so many at once.
-fn packets(rate: u32, burst: u32) -> Meter {
+pub(super) fn packets(rate: u32, burst: u32) -> Meter {
     Meter { kilobits: false, band: Some(Band { rate, burst }) }
 }
 
 impl Site {
-    fn set_meter(&mut self, id: u32, meter: &Meter) -> Vec<Vec<u8>> {
+    pub(super) fn set_meter(&mut self, id: u32, meter: &Meter) -> Vec<Vec<u8>> {
         self.ask(family::METER.id, meter::command::SET, flag::ECHO, |to| meter::write_set(id, meter, to))
     }
 

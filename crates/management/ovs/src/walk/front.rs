@@ -26,6 +26,11 @@ fn type_at(frame: &[u8]) -> Option<usize> {
     }
 }
 
+/// Length of the Ethernet header with its VLAN tags.
+pub(super) fn in_front_of_ip(frame: &[u8]) -> usize {
+    type_at(frame).map_or(ETHERNET, |at| at + 2)
+}
+
 /// A packet of this type that has no Ethernet header, as it is had here.
 fn without_ethernet(ether_type: u16, parts: &[&[u8]]) -> Vec<u8> {
     [&[0; ADDRESSES][..], &ether_type.to_be_bytes(), &parts.concat()].concat()
