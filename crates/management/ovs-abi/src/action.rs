@@ -3,11 +3,13 @@
 use crate::netlink::{attributes, table, u32_of};
 use crate::nsh::{self, Nsh};
 use crate::{Ct, Refused, is_mpls, key};
-use lasthop_frame::{Part, Set};
+use lasthop_frame::{Part, Set, ethertype, proto};
 use lasthop_tunnel::Tunnel;
 
 /// Most actions of a list, those inside of others counted too.
 pub const MAX_ACTS: usize = 4096;
+/// Length of an Ethernet header, which a cut leaves.
+const ETHERNET: u32 = 14;
 /// How deep lists may lie in lists.
 const MAX_DEPTH: usize = 8;
 
@@ -129,50 +131,103 @@ pub enum Act {
     Front(Front),
 }
 
-impl Act {
-    /// Reads a list of actions.
-    pub fn read(list: &[u8]) -> Result<Vec<Self>, Refused> {
-        read(list, MAX_DEPTH, &mut 0)
+/// What is known of the packets that actions are for; 0: nothing, so that what a header has to be there for is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Suits {
+    /// Their EtherType, behind their tags.
+    pub eth_type: u16,
+    /// The protocol in their IP header.
+    pub ip_proto: u8,
+}
+
+impl Suits {
+    /// Whether this field may be set, to a value of so many bits under a mask, or to this value (`validate_set` in the kernel's net/openvswitch/flow_netlink.c).
+    fn takes(self, kind: u16, value: &[u8], mask: Option<&[u8]>) -> bool {
+        // Where the structure says which protocol it is, and which fragment.
+        let stays = |proto: usize, fragment: usize| match mask {
+            Some(mask) => [proto, fragment].iter().all(|at| mask.get(*at).is_none_or(|bits| *bits == 0)),
+            None => value.get(proto).is_none_or(|value| *value == self.ip_proto),
+        };
+        let is_ip = matches!(self.eth_type, ethertype::IPV4 | ethertype::IPV6);
+        match kind {
+            key::IPV4 => self.eth_type == ethertype::IPV4 && stays(8, 11),
+            key::IPV6 => self.eth_type == ethertype::IPV6 && stays(36, 39),
+            key::TCP => is_ip && self.ip_proto == proto::TCP,
+            key::UDP => is_ip && self.ip_proto == proto::UDP,
+            key::MPLS => is_mpls(self.eth_type),
+            key::NSH => self.eth_type == nsh::ETHER_TYPE,
+            _ => true,
+        }
     }
 }
 
-fn read(list: &[u8], depth: usize, count: &mut usize) -> Result<Vec<Act>, Refused> {
+impl Act {
+    /// Reads a list of actions, whatever packets they are for.
+    pub fn read(list: &[u8]) -> Result<Vec<Self>, Refused> {
+        read(list, MAX_DEPTH, &mut Reader { count: 0, suits: None })
+    }
+
+    /// Reads a list of actions for such packets. Refuses what does not suit them, up to where their front changes.
+    pub fn read_for(list: &[u8], packets: Suits) -> Result<Vec<Self>, Refused> {
+        read(list, MAX_DEPTH, &mut Reader { count: 0, suits: Some(packets) })
+    }
+}
+
+struct Reader {
+    /// Actions so far.
+    count: usize,
+    /// What the packets are at this place, if that is known.
+    suits: Option<Suits>,
+}
+
+/// A list in another: what it makes of packets it makes of a copy, or nothing follows.
+fn read_inner(list: &[u8], depth: usize, reader: &mut Reader) -> Result<Vec<Act>, Refused> {
+    let suits = reader.suits;
+    let acts = read(list, depth, reader);
+    reader.suits = suits;
+    acts
+}
+
+fn read(list: &[u8], depth: usize, reader: &mut Reader) -> Result<Vec<Act>, Refused> {
     let depth = depth.checked_sub(1).ok_or(Refused::INVALID)?;
     let mut acts = Vec::new();
     for attribute in attributes(list) {
-        *count += 1;
-        if *count > MAX_ACTS {
+        reader.count += 1;
+        if reader.count > MAX_ACTS {
             return Err(Refused::INVALID);
         }
         let (kind, value) = attribute?;
         let act = match kind {
             1 => Act::Output(u32_of(value)?),
             2 => userspace(value)?,
-            3 => set(value, false)?,
+            3 => set(value, false, reader.suits)?,
             4 => push_vlan(value)?,
             5 => Act::PopVlan,
-            6 => sample(value, depth, count)?,
+            6 => sample(value, depth, reader)?,
             7 => Act::Recirculate(u32_of(value)?),
             8 => hash(value)?,
             9 => Act::Front(push_mpls(value)?),
             10 => Act::Front(Front::PopMpls {
                 ether_type: value.try_into().map(u16::from_be_bytes).map_err(|_| Refused::RANGE)?,
             }),
-            11 => set(value, true)?,
+            11 => set(value, true, reader.suits)?,
             12 => Act::Ct(Ct::read(value)?),
-            13 => Act::Truncate(u32_of(value)?.max(14)),
+            13 => Act::Truncate(u32_of(value).ok().filter(|len| *len >= ETHERNET).ok_or(Refused::INVALID)?),
             14 => Act::Front(Front::PushEthernet(push_ethernet(value)?)),
             15 => Act::Front(Front::PopEthernet),
             16 => Act::CtClear,
             17 => Act::Front(push_nsh(value)?),
             18 => Act::Front(Front::PopNsh),
             19 => Act::Meter(u32_of(value)?),
-            20 => Act::Clone(read(value, depth, count)?),
-            21 => check_length(value, depth, count)?,
+            20 => Act::Clone(read_inner(value, depth, reader)?),
+            21 => check_length(value, depth, reader)?,
             22 => Act::Front(wrap(value)?),
             // Open vSwitch does without.
             _ => return Err(Refused::INVALID),
         };
+        if matches!(act, Act::Front(_)) {
+            reader.suits = None;
+        }
         acts.push(act);
     }
     Ok(acts)
@@ -226,10 +281,10 @@ fn push_nsh(value: &[u8]) -> Result<Front, Refused> {
     }
 }
 
-fn sample(value: &[u8], depth: usize, count: &mut usize) -> Result<Act, Refused> {
+fn sample(value: &[u8], depth: usize, reader: &mut Reader) -> Result<Act, Refused> {
     let [_, probability, acts] = table::<3>(value)?;
     let probability = u32_of(probability.ok_or(Refused::INVALID)?)?;
-    Ok(Act::Sample(probability, read(acts.ok_or(Refused::INVALID)?, depth, count)?))
+    Ok(Act::Sample(probability, read_inner(acts.ok_or(Refused::INVALID)?, depth, reader)?))
 }
 
 fn hash(value: &[u8]) -> Result<Act, Refused> {
@@ -240,15 +295,15 @@ fn hash(value: &[u8]) -> Result<Act, Refused> {
     Ok(Act::Hash(u32_of(basis)?))
 }
 
-fn check_length(value: &[u8], depth: usize, count: &mut usize) -> Result<Act, Refused> {
+fn check_length(value: &[u8], depth: usize, reader: &mut Reader) -> Result<Act, Refused> {
     let [_, len, longer, other] = table::<4>(value)?;
     let len = len.and_then(|len| len.try_into().ok()).map(u16::from_ne_bytes).ok_or(Refused::INVALID)?;
-    let mut list = |acts: Option<&[u8]>| read(acts.unwrap_or_default(), depth, count);
+    let mut list = |acts: Option<&[u8]>| read_inner(acts.unwrap_or_default(), depth, reader);
     Ok(Act::CheckLength(len, list(longer)?, list(other)?))
 }
 
 /// A field and its new value; `masked`: and then the bits that change.
-fn set(value: &[u8], masked: bool) -> Result<Act, Refused> {
+fn set(value: &[u8], masked: bool, suits: Option<Suits>) -> Result<Act, Refused> {
     let mut fields = attributes(value);
     let (kind, value) = fields.next().ok_or(Refused::INVALID)??;
     if fields.next().is_some() {
@@ -257,12 +312,17 @@ fn set(value: &[u8], masked: bool) -> Result<Act, Refused> {
     if kind == key::TUNNEL && !masked {
         return Ok(Act::SetTunnel(crate::tunnel::read_set(value)?.into()));
     }
+    let halves = value.split_at(value.len() / 2);
+    let (new, bits) = if masked { (halves.0, Some(halves.1)) } else { (value, None) };
+    if suits.is_some_and(|suits| !suits.takes(kind, new, bits)) {
+        return Err(Refused::INVALID);
+    }
     if kind == key::NSH {
         let (value, mask) = nsh::read_set(value, masked)?;
         return Ok(Act::Front(Front::SetNsh { value, mask }));
     }
     let all = vec![0xff; value.len()];
-    let (value, mask) = if masked { value.split_at(value.len() / 2) } else { (value, &all[..]) };
+    let (value, mask) = (new, bits.unwrap_or(&all));
     let meta = |meta| Ok(Act::SetMeta { meta, value: u32_of(value)?, mask: u32_of(mask)? });
     if kind == key::MPLS {
         let label = |bytes: &[u8]| bytes.try_into().map(u32::from_be_bytes).map_err(|_| Refused::RANGE);

@@ -34,7 +34,7 @@ pub mod timeouts;
 pub mod traffic;
 pub mod tunnel;
 
-pub use action::{Act, Front, MAX_ACTS, Meta};
+pub use action::{Act, Front, MAX_ACTS, Meta, Suits};
 pub use connections::{Ct, Side, Translation};
 pub use key::{Key, LATER_FRAGMENT, MAX_LABELS, is_mpls};
 

@@ -3,17 +3,16 @@
 
 use crate::ports::{TPID, tag_of};
 use crate::requests::DP_IFINDEX;
-use crate::table::FlowId;
 use crate::unified::Way;
 use crate::walk::front::ETHERNET;
-use crate::walk::{Effect, Rest, Tracking, Walk};
+use crate::walk::{Effect, Met, Rest, Tracking, Walk};
 use crate::{Datapath, Out, tunnels};
 use lasthop_flow::{Action, FlowSpec};
-use lasthop_frame::{Edit, FlowKey, FlowMask, SNAPSHOT_LEN};
+use lasthop_frame::{Depth, Edit, FlowKey, FlowMask, SNAPSHOT_LEN, extract};
 use lasthop_ipc::{FromControl, UpcallPacket};
 use lasthop_ovs_abi::netlink::{LONGEST, Writer, table, u32_of};
 use lasthop_ovs_abi::{
-    Act, Key, Refused, family, family::datapath::UPCALL_PER_CPU, family::packet, family::packet_command,
+    Act, Key, Refused, Suits, family, family::datapath::UPCALL_PER_CPU, family::packet, family::packet_command,
 };
 use lasthop_tunnel::{Message, Tunnel, number_of};
 
@@ -64,7 +63,6 @@ impl Datapath {
         if tunnel.is_some() {
             walk.take_number_out();
         }
-        let tcp_flags = walk.tcp_flags();
         walk.look_up();
         let (mask, is_simple, moves) = (walk.mask(), walk.is_simple, walk.moves);
         if is_simple && !moves && !walk.awaits_number {
@@ -75,8 +73,7 @@ impl Datapath {
             || !walk.samplers.is_empty()
             || walk.actions.iter().any(|action| matches!(action, Action::Meter(_)));
         let comes_whole = walk.missed || walk.comes_whole || walk.awaits_number || !is_simple || moves && needs_flow;
-        let (actions, flows, tuples, exits, samplers) =
-            (walk.actions, walk.flows, walk.tuples, walk.exits, walk.samplers);
+        let (actions, met, tuples, exits, samplers) = (walk.actions, walk.met, walk.tuples, walk.exits, walk.samplers);
         if comes_whole {
             // Open vSwitch is to see all of it, a tunnel's uplink is to be told where it goes, or the switch cannot do what is to be done. No flow brings such packets
             // here, so each waits in one of its port's places: no port has more of them on their way than that, and others' are not behind them.
@@ -86,17 +83,17 @@ impl Datapath {
             let actions = self.move_on(upcall, metadata, tunnel.is_some()).unwrap_or_else(|| self.fetch(no));
             return self.tell_switch(FromControl::Resume { id: upcall.id, actions });
         }
-        self.hits += 1;
-        for id in &flows {
-            if let Some(flow) = self.table.get_mut(*id) {
-                flow.carried.tcp_flags |= tcp_flags;
-            }
-        }
-        self.install(upcall, mask, Way { actions, flows, tuples, exits, samplers });
+        let flows = met.iter().map(|met| met.flow).collect();
+        self.install(upcall, mask, Way { actions, flows, tuples, exits, samplers }, &met);
     }
 
     /// The packet, and all that look like it, go this way from now on.
-    fn install(&mut self, upcall: &UpcallPacket, mask: FlowMask, way: Way) {
+    fn install(&mut self, upcall: &UpcallPacket, mask: FlowMask, way: Way, met: &[Met]) {
+        for Met { flow, tcp_flags, .. } in met {
+            if let Some(flow) = self.table.get_mut(*flow) {
+                flow.carried.tcp_flags |= tcp_flags;
+            }
+        }
         if self.registry.is_full() {
             if !std::mem::replace(&mut self.was_full, true) {
                 tracing::warn!(
@@ -109,9 +106,12 @@ impl Datapath {
         }
         let actions = way.actions.clone();
         match self.registry.put(&upcall.key, mask, way, &mut self.table) {
-            // Packets that wait for just this flow go on with it.
+            // Packets that wait for just this flow go on with it, and count there.
             Some(flow) => self.tell_switch(FromControl::PutFlow(flow)),
-            None => self.tell_switch(FromControl::Resume { id: upcall.id, actions }),
+            None => {
+                self.count(met);
+                self.tell_switch(FromControl::Resume { id: upcall.id, actions });
+            }
         }
     }
 
@@ -128,23 +128,22 @@ impl Datapath {
         if is_numbered {
             walk.take_number_out();
         }
-        let tcp_flags = walk.tcp_flags();
         walk.look_up();
         let is_foreseen = walk.is_simple && !walk.missed && !walk.awaits_number && walk.exits.is_empty();
-        let (actions, flows, changed) = (walk.actions, walk.flows, walk.changed);
+        let (actions, met, changed) = (walk.actions, walk.met, walk.changed);
         self.connections_changed(changed);
         if !is_foreseen {
             return None;
         }
-        self.count(&flows, upcall.frame_len.into(), tcp_flags);
+        self.count(&met);
         Some(actions)
     }
 
-    /// These flows have carried a packet here.
-    fn count(&mut self, flows: &[FlowId], bytes: u64, tcp_flags: u8) {
-        for id in flows {
+    /// A packet has met these flows here.
+    fn count(&mut self, met: &[Met]) {
+        for Met { flow, bytes, tcp_flags } in met {
             self.hits += 1;
-            if let Some(flow) = self.table.get_mut(*id) {
+            if let Some(flow) = self.table.get_mut(*flow) {
                 let carried = &mut flow.carried;
                 carried.packets += 1;
                 carried.bytes += bytes;
@@ -189,13 +188,16 @@ impl Datapath {
     pub(crate) fn execute(&mut self, attributes: &[u8]) -> Result<(), Refused> {
         let found = table::<{ packet::COUNT }>(attributes)?;
         let of = |kind: u16| found.get(usize::from(kind)).copied().flatten().ok_or(Refused::INVALID);
-        let (frame, acts) = (of(packet::PACKET)?, Act::read(of(packet::ACTIONS)?)?);
+        let frame = of(packet::PACKET)?;
         let metadata = Key::metadata(of(packet::KEY)?)?;
         let bare = [&[0; TAG.start][..], &metadata.packet.eth_type.to_be_bytes(), frame].concat();
         let frame = if metadata.bare == 0 { frame } else { &bare[..] };
         if frame.len() < ETHERNET {
             return Err(Refused::INVALID);
         }
+        let mut key = FlowKey::default();
+        extract(&mut key, frame.get(..SNAPSHOT_LEN).unwrap_or(frame), frame.len(), Depth::Full);
+        let acts = Act::read_for(of(packet::ACTIONS)?, Suits { eth_type: key.eth_type, ip_proto: key.ip_proto })?;
         let longest = found.get(usize::from(packet::MRU)).copied().flatten();
         let longest = longest.map(|longest| longest.try_into().map(u16::from_ne_bytes).map_err(|_| Refused::RANGE));
         self.walk(metadata, frame, Some(&acts), longest.transpose()?);
@@ -216,7 +218,6 @@ impl Datapath {
         let mut walk = Walk::new((&self.table, tracking), port_of, &mut self.random, metadata, whole);
         (walk.tunnels, walk.meters, walk.shaping) = (Some(&self.tunnels), Some(&self.meters), Some(&self.shaping));
         walk.rest = Rest { bytes: rest.into(), fragments: longest };
-        let tcp_flags = walk.tcp_flags();
         match acts {
             Some(acts) => {
                 let _ = walk.run(acts);
@@ -224,9 +225,9 @@ impl Datapath {
             None => walk.look_up(),
         }
         let of_use = !walk.missed && !walk.effects.is_empty();
-        let (effects, flows, changed) = (walk.effects, walk.flows, walk.changed);
+        let (effects, met, changed) = (walk.effects, walk.met, walk.changed);
         self.connections_changed(changed);
-        self.count(&flows, frame.len() as u64, tcp_flags);
+        self.count(&met);
         for effect in effects {
             self.carry_out(effect);
         }

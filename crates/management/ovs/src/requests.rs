@@ -8,7 +8,7 @@ use crate::{Datapath, Out, tunnels};
 use lasthop_management_ipc::UplinkConfig;
 use lasthop_ovs_abi::family::{self, command, control, datapath, flow, packet_command, vport};
 use lasthop_ovs_abi::netlink::{Message, OVS_HEADER, Writer, flag, kind, messages, table, text_of, u32_of, u32s_of};
-use lasthop_ovs_abi::{Key, Refused, conntrack, meter, timeouts, traffic};
+use lasthop_ovs_abi::{Act, Key, Refused, conntrack, meter, timeouts, traffic};
 use std::collections::BTreeSet;
 
 /// The number of the datapath: the kernel's is that of an interface, which this one has none of.
@@ -295,10 +295,10 @@ impl Datapath {
     fn write_datapath(&self, to: &mut Writer) {
         to.ovs_header(command::NEW, family::DATAPATH.version, DP_IFINDEX);
         to.text(datapath::NAME, self.name.as_deref().unwrap_or_default());
-        let hits = self.hits + self.registry.carried();
+        let hits = self.hits + self.registry.hits();
         let counts = [hits, self.misses, self.lost, self.table.len() as u64];
         to.attribute(datapath::STATS, &counts.map(u64::to_ne_bytes).concat());
-        let masks = [hits, self.table.masks() as u64, self.registry.carried(), 0];
+        let masks = [hits, self.table.masks() as u64, self.registry.hits(), 0];
         to.attribute(datapath::MEGAFLOW_STATS, &masks.map(u64::to_ne_bytes).concat());
         to.number(datapath::USER_FEATURES, self.features);
     }
@@ -496,8 +496,8 @@ impl Datapath {
         changes: &mut Changes,
     ) -> Result<(), Refused> {
         let acts = get(found, flow::ACTIONS);
-        let new = acts.map(lasthop_ovs_abi::Act::read).transpose()?;
         let Some(flow) = self.table.get_mut(id) else { return Err(Refused::NO_ENTRY) };
+        let new = acts.map(|acts| Act::read_for(acts, flow.suits())).transpose()?;
         if let (Some(new), Some(bytes)) = (new, acts) {
             (flow.acts, flow.act_bytes) = (new.into(), bytes.to_vec());
             changes.unified.extend(&flow.unified);

@@ -1,7 +1,7 @@
 //! The flows that Open vSwitch has installed, as it has: a hash table for each mask, by the words of a key that the mask has bits of.
 
 use lasthop_ovs_abi::netlink::Writer;
-use lasthop_ovs_abi::{Act, Key, Refused, family::flow};
+use lasthop_ovs_abi::{Act, Key, Refused, Suits, family::flow};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
 use zerocopy::transmute;
@@ -53,10 +53,16 @@ impl Flow {
         if key.len() + mask.map_or(0, <[u8]>::len) + acts.len() > MAX_ATTRIBUTES {
             return Err(Refused::INVALID);
         }
-        let acts = Act::read(acts)?.into();
         let (key, mask) = Key::read(key, mask)?;
         let (carried, unified) = (Carried::default(), BTreeSet::new());
-        Ok(Self { key, mask, acts, key_bytes, mask_bytes, act_bytes, ufid, carried, unified })
+        let mut flow = Self { key, mask, acts: Rc::new([]), key_bytes, mask_bytes, act_bytes, ufid, carried, unified };
+        flow.acts = Act::read_for(acts, flow.suits())?.into();
+        Ok(flow)
+    }
+
+    /// What its actions have to suit.
+    pub fn suits(&self) -> Suits {
+        Suits { eth_type: self.key.packet.eth_type, ip_proto: self.key.packet.ip_proto }
     }
 
     /// Its attributes. `omit`: those that are left out, where it has an identifier.

@@ -14,10 +14,12 @@ use std::collections::BTreeMap;
 use whole::fetch;
 
 mod connections;
+mod counters;
 mod labels;
 mod leaving;
 mod lengths;
 mod meters;
+mod orders;
 mod restore;
 mod samples;
 mod service_headers;

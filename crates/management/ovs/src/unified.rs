@@ -35,7 +35,7 @@ pub(crate) struct Unified {
 }
 
 impl Unified {
-    /// Adds what it has carried since it was asked last to the flows that it was made of. How many packets that is.
+    /// Adds what it has carried since it was asked last to the flows that it was made of. How often packets have met one of these: each has met all.
     fn share_out(&mut self, info: &FlowInfo, now_ms: u64, table: &mut Table) -> u64 {
         // One that the switch evicted and was told anew has begun again.
         let since = |now: u64, before: u64| now.checked_sub(before).unwrap_or(now);
@@ -51,7 +51,7 @@ impl Unified {
             flow.carried.bytes += bytes;
             flow.carried.used_ms = flow.carried.used_ms.max(used_ms);
         }
-        packets
+        packets * self.flows.len() as u64
     }
 }
 
@@ -89,7 +89,7 @@ pub(crate) struct Registry {
     samplers: HashMap<u32, Sampler>,
     next_sampler: u32,
     last: u64,
-    carried: u64,
+    hits: u64,
 }
 
 /// A mask of all fields that a packet shows.
@@ -254,18 +254,18 @@ impl Registry {
         else {
             return &[];
         };
-        self.carried += unified.share_out(info, now_ms, table);
+        self.hits += unified.share_out(info, now_ms, table);
         &unified.tuples
     }
 
     /// As [`Registry::share`], of one that is not here any more.
     pub fn share_last(&mut self, unified: &mut Unified, info: &FlowInfo, now_ms: u64, table: &mut Table) {
-        self.carried += unified.share_out(info, now_ms, table);
+        self.hits += unified.share_out(info, now_ms, table);
     }
 
-    /// Packets that the switch has carried by them.
-    pub fn carried(&self) -> u64 {
-        self.carried
+    /// How often packets that the switch has carried by them would have met a flow of Open vSwitch's.
+    pub fn hits(&self) -> u64 {
+        self.hits
     }
 }
 

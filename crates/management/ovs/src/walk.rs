@@ -46,6 +46,14 @@ pub(crate) struct Rest {
     pub fragments: Option<u16>,
 }
 
+/// A flow that a packet has met, and what it was then: fragments are a whole packet later.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Met {
+    pub flow: FlowId,
+    pub bytes: u64,
+    pub tcp_flags: u8,
+}
+
 /// A packet on its way.
 #[derive(Debug)]
 pub(crate) struct Walk<'a, F> {
@@ -86,8 +94,8 @@ pub(crate) struct Walk<'a, F> {
     pub actions: Vec<Action>,
     /// What becomes of it.
     pub effects: Vec<Effect>,
-    /// The flows it has met.
-    pub flows: Vec<FlowId>,
+    /// The flows it has met, one for each lookup.
+    pub met: Vec<Met>,
     /// [`Walk::actions`] are all that becomes of it.
     pub is_simple: bool,
     /// It met no flow, at first or later.
@@ -144,7 +152,7 @@ impl<'a, F: Fn(u32) -> Option<PortId>> Walk<'a, F> {
             current: None,
             actions: Vec::new(),
             effects: Vec::new(),
-            flows: Vec::new(),
+            met: Vec::new(),
             is_simple: true,
             missed: false,
             comes_whole: false,
@@ -170,9 +178,8 @@ impl<'a, F: Fn(u32) -> Option<PortId>> Walk<'a, F> {
         mask
     }
 
-    /// TCP flags that it has shown.
-    pub fn tcp_flags(&self) -> u8 {
-        self.key.packet.tcp_flags as u8
+    fn len(&self) -> usize {
+        self.header.len() + self.payload_len
     }
 
     fn extract(&mut self) {
@@ -204,7 +211,7 @@ impl<'a, F: Fn(u32) -> Option<PortId>> Walk<'a, F> {
             let (key, start, rest) = (self.key, self.header.bytes().to_vec(), self.rest.clone());
             return self.effects.push(Effect::Miss { key, start, rest });
         };
-        self.flows.push(id);
+        self.met.push(Met { flow: id, bytes: self.len() as u64, tcp_flags: self.key.packet.tcp_flags as u8 });
         self.current = Some(id);
         self.matters(&flow.mask.packet);
         // The switch tells no labels apart, and no network service headers.
@@ -292,8 +299,9 @@ impl<'a, F: Fn(u32) -> Option<PortId>> Walk<'a, F> {
 
     /// What its length is compared with: of one that was put together of fragments, the longest of these, as it goes out.
     fn checked_length(&self) -> usize {
-        let whole = self.header.len() + self.payload_len;
-        self.rest.fragments.map_or(whole, |longest| front::in_front_of_ip(self.header.bytes()) + usize::from(longest))
+        self.rest
+            .fragments
+            .map_or(self.len(), |longest| front::in_front_of_ip(self.header.bytes()) + usize::from(longest))
     }
 
     fn send_up(&mut self, pid: u32, userdata: Option<Vec<u8>>, actions: bool) {
@@ -316,7 +324,7 @@ impl<'a, F: Fn(u32) -> Option<PortId>> Walk<'a, F> {
         let Tracking { now_ms, only_looks, .. } = self.tracking;
         let Some((meters, slot)) = self.meters.and_then(|meters| Some((meters, meters.slot(id)?))) else { return true };
         self.actions.push(Action::Meter(slot));
-        only_looks || meters.admit(id, self.header.len() + self.payload_len, now_ms)
+        only_looks || meters.admit(id, self.len(), now_ms)
     }
 
     fn output(&mut self, port: u32) {

@@ -89,7 +89,7 @@ impl<F: Fn(u32) -> Option<PortId>> Walk<'_, F> {
             return false;
         }
         let bytes = self.header.bytes().to_vec();
-        let frame_len = bytes.len() + self.payload_len;
+        let frame_len = self.len();
         let mut key = FlowKey::default();
         extract(&mut key, &bytes, frame_len, Depth::L4);
         let mut view = Headers { bytes: &bytes, frame_len }.view(&key);
