@@ -97,15 +97,15 @@ impl Datapath {
         if self.registry.is_full() {
             if !std::mem::replace(&mut self.was_full, true) {
                 tracing::warn!(
-                    "Open vSwitch's flows have become more in the switch than it holds here; the oldest of the port with new ones go"
+                    "Open vSwitch's flows have become more in the switch than it holds here; of a port with many, those that have been idle for longest go"
                 );
             }
-            for id in self.registry.oldest(upcall.key.in_port) {
+            for id in self.registry.idlest(upcall.key.in_port) {
                 self.take_back(id);
             }
         }
         let actions = way.actions.clone();
-        match self.registry.put(&upcall.key, mask, way, &mut self.table) {
+        match self.registry.put(&upcall.key, mask, way, &mut self.table, self.now_ms) {
             // Packets that wait for just this flow go on with it, and count there.
             Some(flow) => self.tell_switch(FromControl::PutFlow(flow)),
             None => {

@@ -11,8 +11,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::Hash;
 use zerocopy::IntoBytes;
 
-/// Most of them; the switch has room for as many and evicts those that have been idle for longest.
-const MAX_UNIFIED: usize = 60_000;
+/// Most of them: 90 000 connections have two each, and all take 230 MiB. The switch has room for 200 000, those by which frames go out from here among them.
+const MAX_UNIFIED: usize = 180_000;
 /// So many go at a time when there is no room for another.
 const MADE_ROOM_FOR: usize = 64;
 /// Most different masks, fewer than [`lasthop_flow::MAX_MASKS`]: further flows look at all fields.
@@ -32,6 +32,8 @@ pub(crate) struct Unified {
     numbers: Vec<Number>,
     /// Numbers of what is told of packets that it draws.
     samplers: Vec<u32>,
+    /// When it was made, or has last carried something that is known of.
+    used_ms: u64,
 }
 
 impl Unified {
@@ -81,11 +83,13 @@ pub(crate) struct Way {
 /// All of them.
 #[derive(Debug, Default)]
 pub(crate) struct Registry {
-    all: BTreeMap<u64, Unified>,
+    all: BTreeMap<u64, Box<Unified>>,
     by_key: HashMap<(FlowKey, FlowMask), u64>,
     masks: HashMap<FlowMask, usize>,
     by_tuple: HashMap<Tuple, BTreeSet<u64>>,
     by_number: HashMap<Number, BTreeSet<u64>>,
+    /// Those of each of the switch's ports, and when they were used; what has been idle for longest is first.
+    by_use: BTreeMap<u32, BTreeSet<(u64, u64)>>,
     samplers: HashMap<u32, Sampler>,
     next_sampler: u32,
     last: u64,
@@ -122,6 +126,16 @@ fn unlist<K: Hash + Eq>(index: &mut HashMap<K, BTreeSet<u64>>, by: &[K], id: u64
     }
 }
 
+/// Takes a flow out of its port's by their use.
+fn unlist_use(by_use: &mut BTreeMap<u32, BTreeSet<(u64, u64)>>, unified: &Unified, id: u64) {
+    let port = unified.key.in_port;
+    let Some(ids) = by_use.get_mut(&port) else { return };
+    ids.remove(&(unified.used_ms, id));
+    if ids.is_empty() {
+        by_use.remove(&port);
+    }
+}
+
 impl Registry {
     /// An empty one, whose samplers have numbers from here on.
     pub fn numbered_from(next_sampler: u32) -> Self {
@@ -140,7 +154,7 @@ impl Registry {
 
     /// Notes that a packet with this key, of the bits of `mask`, goes this way; what the switch is to be told. `None`: there
     /// is no room before some have been forgotten.
-    pub fn put(&mut self, key: &FlowKey, mask: FlowMask, way: Way, table: &mut Table) -> Option<FlowSpec> {
+    pub fn put(&mut self, key: &FlowKey, mask: FlowMask, way: Way, table: &mut Table, now_ms: u64) -> Option<FlowSpec> {
         let Way { actions, flows, tuples, exits: mut numbers, samplers } = way;
         let many = self.masks.len() >= MAX_MASKS && !self.masks.contains_key(&mask);
         let mask = if many { every_field() } else { mask };
@@ -167,6 +181,7 @@ impl Registry {
             unlist(&mut self.by_tuple, &before.tuples, id);
             unlist(&mut self.by_number, &before.numbers, id);
             before.samplers.iter().for_each(|number| drop(self.samplers.remove(number)));
+            unlist_use(&mut self.by_use, before, id);
         }
         let samplers = samplers.into_iter().map(|sampler| {
             let number = self.next_sampler;
@@ -184,7 +199,10 @@ impl Registry {
         for number in &numbers {
             self.by_number.entry(*number).or_default().insert(id);
         }
-        self.all.insert(id, Unified { key, mask, flows, packets, bytes, tuples, numbers, samplers });
+        self.by_use.entry(key.in_port).or_default().insert((now_ms, id));
+        let used_ms = now_ms;
+        let unified = Unified { key, mask, flows, packets, bytes, tuples, numbers, samplers, used_ms };
+        self.all.insert(id, unified.into());
         Some(FlowSpec { key, mask, actions, epoch: 0 })
     }
 
@@ -204,7 +222,7 @@ impl Registry {
     }
 
     pub fn get(&self, id: u64) -> Option<&Unified> {
-        self.all.get(&id)
+        self.all.get(&id).map(Box::as_ref)
     }
 
     /// Takes one out.
@@ -214,6 +232,7 @@ impl Registry {
         unlist(&mut self.by_tuple, &unified.tuples, id);
         unlist(&mut self.by_number, &unified.numbers, id);
         unified.samplers.iter().for_each(|number| drop(self.samplers.remove(number)));
+        unlist_use(&mut self.by_use, &unified, id);
         if let Some(n) = self.masks.get_mut(&unified.mask) {
             *n -= 1;
             if *n == 0 {
@@ -223,17 +242,14 @@ impl Registry {
         for flow in &unified.flows {
             table.get_mut(*flow).map(|flow| flow.unified.remove(&id));
         }
-        Some(unified)
+        Some(*unified)
     }
 
-    /// The oldest few of a port, or of all ports if it has none, to make room: a guest that makes many loses its own, and not everybody's.
-    pub fn oldest(&self, in_port: u32) -> Vec<u64> {
-        let of_port = self.all.iter().filter(|(_, unified)| unified.key.in_port == in_port);
-        let mut oldest: Vec<_> = of_port.take(MADE_ROOM_FOR).map(|(id, _)| *id).collect();
-        if oldest.is_empty() {
-            oldest = self.all.keys().take(MADE_ROOM_FOR).copied().collect();
-        }
-        oldest
+    /// The few that have been idle for longest of a port, or if it has less than an equal part of all, of the port with most: a guest that makes many loses its own, and not everybody's.
+    pub fn idlest(&self, in_port: u32) -> Vec<u64> {
+        let own = self.by_use.get(&in_port).filter(|own| own.len() * self.by_use.len() >= self.all.len());
+        let some = own.or_else(|| self.by_use.values().max_by_key(|of| of.len()));
+        some.into_iter().flatten().take(MADE_ROOM_FOR).map(|(_, id)| *id).collect()
     }
 
     /// Those that hold by this number.
@@ -250,11 +266,15 @@ impl Registry {
 
     /// The switch says what one of them has carried: what is new is added to the flows it was made of. The tuples of its connections.
     pub fn share(&mut self, info: &FlowInfo, now_ms: u64, table: &mut Table) -> &[Tuple] {
-        let Some(unified) = self.by_key.get(&(info.flow.key, info.flow.mask)).and_then(|id| self.all.get_mut(id))
-        else {
-            return &[];
-        };
-        self.hits += unified.share_out(info, now_ms, table);
+        let id = self.by_key.get(&(info.flow.key, info.flow.mask)).copied().unwrap_or_default();
+        let Some(unified) = self.all.get_mut(&id) else { return &[] };
+        let met = unified.share_out(info, now_ms, table);
+        if met > 0 {
+            self.hits += met;
+            unlist_use(&mut self.by_use, unified, id);
+            unified.used_ms = now_ms.saturating_sub(info.idle_ms);
+            self.by_use.entry(unified.key.in_port).or_default().insert((unified.used_ms, id));
+        }
         &unified.tuples
     }
 
@@ -273,21 +293,52 @@ impl Registry {
 mod tests {
     use super::*;
 
+    fn make_room(registry: &mut Registry, in_port: u32, table: &mut Table) -> Vec<Unified> {
+        registry.idlest(in_port).into_iter().filter_map(|id| registry.remove(id, table)).collect()
+    }
+
     #[test]
     fn a_port_that_makes_too_many_loses_its_own() {
         let (mut registry, mut table) = (Registry::default(), Table::default());
         let mask = FlowMask(FlowKey { in_port: u32::MAX, l4_src: u16::MAX, l4_dst: u16::MAX, ..FlowKey::default() });
         let mut put = |registry: &mut Registry, in_port: u32, n: usize| {
             let key = FlowKey { in_port, l4_src: n as u16, l4_dst: (n >> 16) as u16, ..FlowKey::default() };
-            registry.put(&key, mask, Way::default(), &mut table).is_some()
+            registry.put(&key, mask, Way::default(), &mut table, 5).is_some()
         };
         assert!(put(&mut registry, 1, 0));
         let most = (0..).take_while(|n| put(&mut registry, 2, *n)).count();
         assert_eq!(most, MAX_UNIFIED - 1);
-        let port = |id: &u64| registry.get(*id).map(|unified| unified.key.in_port);
-        let gone = registry.oldest(2);
-        assert_eq!(gone.len(), MADE_ROOM_FOR);
-        assert!(gone.iter().all(|id| port(id) == Some(2)));
-        assert_eq!(port(&registry.oldest(3)[0]), Some(1), "it is the oldest");
+        let made = most - MADE_ROOM_FOR;
+        for needs in [2, 1, 3] {
+            let gone = make_room(&mut registry, needs, &mut Table::default());
+            assert_eq!(gone.len(), MADE_ROOM_FOR);
+            assert!(gone.iter().all(|unified| unified.key.in_port == 2), "of the port with most");
+        }
+        assert!(put(&mut registry, 2, made));
+    }
+
+    #[test]
+    fn what_has_been_idle_for_longest_goes_first() {
+        let (mut registry, mut table) = (Registry::default(), Table::default());
+        let mask = FlowMask(FlowKey { in_port: u32::MAX, l4_src: u16::MAX, ..FlowKey::default() });
+        let key = |l4_src: u16| FlowKey { in_port: 1, l4_src, ..FlowKey::default() };
+        let many = MADE_ROOM_FOR as u16 * 2;
+        for n in 0..many {
+            let way = Way { actions: Vec::new(), ..Way::default() };
+            let flow = registry.put(&key(n), mask, way, &mut table, 1000 + u64::from(n)).expect("there is room");
+            // The first half is in use, the second is not.
+            if n < many / 2 {
+                let info = FlowInfo { flow, packets: 3, bytes: 180, idle_ms: 10 };
+                registry.share(&info, 9000, &mut table);
+                registry.share(&info, 99_000, &mut table);
+            }
+        }
+        let gone = make_room(&mut registry, 1, &mut table);
+        assert_eq!(gone.iter().map(|of| of.key.l4_src).collect::<Vec<_>>(), (many / 2..many).collect::<Vec<_>>());
+        // One that is made anew was used now; one that has carried nothing since is the next.
+        registry.put(&key(0), mask, Way::default(), &mut table, 10_000);
+        assert_eq!(registry.get(registry.idlest(1)[0]).map(|of| of.key.l4_src), Some(1));
+        let left = make_room(&mut registry, 1, &mut table);
+        assert_eq!((left.len(), registry.by_use.len()), (MADE_ROOM_FOR, 0));
     }
 }

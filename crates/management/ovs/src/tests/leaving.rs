@@ -45,7 +45,7 @@ fn what_has_gone_still_counts_for_the_flow_that_it_was_of() {
     site.miss(VM1, &udp(100));
     let flow = site.told_flow();
     assert_eq!(site.statistics(1, 0, &[info(&flow, 3)]), (3, 300));
-    let id = *site.datapath.registry.oldest(1).first().unwrap();
+    let id = *site.datapath.registry.idlest(1).first().unwrap();
     assert!(site.datapath.take_back(id) && !site.datapath.take_back(id));
     site.collect();
     assert_eq!(site.told(), [FromControl::DelFlow { key: flow.key, mask: flow.mask, tell: true }]);
