@@ -80,7 +80,7 @@ impl Switch {
 fn way() -> (Way, Switch, Switch) {
     let (shared, [mut way, _]) = SharedMemory::new().unwrap();
     let (region, file) = shared.region();
-    let memory = Arc::new(GuestMemory::empty().with_region(region, &file).unwrap());
+    let memory = Arc::new(GuestMemory::empty().with_region(region, file).unwrap());
     way.fill().unwrap();
     let (near, far) = (Switch::new(&memory, way.receive.layout), Switch::new(&memory, way.send.layout));
     (way, near, far)

@@ -16,6 +16,7 @@ use zerocopy::IntoBytes;
 
 mod hostile;
 mod log;
+mod resting;
 mod translation;
 
 /// Guest memory of the tests: 1 MiB, at 0x10_0000 for the guest and at USER for the front-end.
