@@ -154,7 +154,7 @@ fn serve(queue: &Queue, driver: &DriverRing, layout: &RingLayout, memory: &Arc<G
     let Some(started) = guard.started() else { return };
     let ring = &mut started.ring;
     if writes {
-        let mut room = ReceiveBuffers::default();
+        let mut room = ReceiveBuffers::new();
         for _ in 0..most {
             if !matches!(room.reserve(ring, memory, 1, false, 1), Ok(Reserved::Enough)) {
                 break;

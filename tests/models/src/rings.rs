@@ -119,7 +119,7 @@ pub fn calls(case: Case) {
                 let mut guard = device.lock();
                 let started = guard.started().expect("the driver keeps the rules");
                 let memory = started.memory.clone();
-                let mut room = ReceiveBuffers::default();
+                let mut room = ReceiveBuffers::new();
                 while room.reserve(&mut started.ring, &memory, 2, false, 1).expect("the driver keeps the rules")
                     != Reserved::Enough
                 {

@@ -132,7 +132,7 @@ impl<'a> Target<'a> {
         Self {
             started,
             memory,
-            buffers: ReceiveBuffers::default(),
+            buffers: ReceiveBuffers::new(),
             to_come,
             receiver: Receiver { features, mtu },
             any_frame: if mtu == 0 { usize::MAX } else { usize::from(mtu) + 14 },

@@ -35,6 +35,11 @@ pub struct ReceiveBuffers<'m> {
 }
 
 impl<'m> ReceiveBuffers<'m> {
+    /// None taken yet.
+    pub fn new() -> Self {
+        Self { chains: Chains::default(), first: 0, end: 0, joined: ArrayVec::new(), unfit: 0 }
+    }
+
     /// What was taken from the ring, for how much was walked for that, and why no more. Once it is spent no further chain is walked before the
     /// ring's lock is taken anew.
     #[inline]

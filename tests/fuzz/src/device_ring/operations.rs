@@ -194,7 +194,7 @@ fn offer(model: &mut Model, memory: &GuestMemory, input: &mut Input<'_>) {
 /// Some frames are written to the ring, as a delivery does it.
 fn reserve(ring: &mut Ring, model: &mut Model, memory: &Arc<GuestMemory>, input: &mut Input<'_>) -> Result<(), Broken> {
     let frames = 1 + input.below(4);
-    let mut room = ReceiveBuffers::default();
+    let mut room = ReceiveBuffers::new();
     // The model's view of the room: chains taken, and where the next frame may begin.
     let (mut list, mut end): (Vec<Walked>, usize) = (Vec::new(), 0);
     let (mut broken, mut unfit) = (Ok(()), 0);

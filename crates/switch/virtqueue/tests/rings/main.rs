@@ -32,7 +32,7 @@ impl Reserve for Ring {
         need: usize,
         join: bool,
     ) -> Result<Reserved, QueueError> {
-        let mut room = ReceiveBuffers::default();
+        let mut room = ReceiveBuffers::new();
         let result = room.reserve(self, memory, need, join, 1);
         room.give_back(self);
         *chains = room.into_chains();

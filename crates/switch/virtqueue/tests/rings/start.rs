@@ -92,7 +92,7 @@ fn buffers_that_wait_for_their_last_page_are_no_long_walk() {
     let take = |chains: usize, put_back: bool| {
         let mut guard = queue.lock();
         let started = guard.started().unwrap();
-        let mut buffers = ReceiveBuffers::default();
+        let mut buffers = ReceiveBuffers::new();
         (0..chains).for_each(|_| _ = buffers.reserve(&mut started.ring, &memory, 60, false, 1).unwrap());
         let taken = (buffers.taken().wasted(), buffers.taken().asked);
         if !put_back {
