@@ -79,7 +79,10 @@ fn a_port_is_its_owners() {
         let refused = format!("of user {STRANGER} was refused: the port belongs to 41001");
         wait_for("the refusal to be shown", PATIENCE, || last_error(&lasthop, name).contains(&refused));
         assert!(lasthop.log().contains(&format!("port {name}: process {} {refused}", std::process::id())));
-        assert!(lasthop.command(&["port", "list"]).contains(&format!("{name}: last connection: process ")));
+        let list = lasthop.command(&["port", "list"]);
+        let shown =
+            |line: &str| line.starts_with(&format!("{name}: last connection, ")) && line.contains(" ago: process ");
+        assert!(list.lines().any(shown), "{list}");
     }
     // A storm of them is a few lines.
     let lines = || lasthop.log().matches("port alone: process").count();
