@@ -62,7 +62,7 @@ fn more_connections_than_rules_and_deaths_of_a_device() {
     let after = lasthop.json(&["device", "stats", "nic0"]);
     let grown = |name: &str| number(&after["table"][name]) - number(&before["table"][name]);
     assert!(number(&after["rules_used"]) <= RULES, "{after}");
-    assert!(number(&after["flows"]) > RULES && grown("recached") > 0, "rules had left the table: {after}");
+    assert!(grown("recached") > CONNECTIONS, "rules had left the table while their connections went on: {after}");
     assert!(grown("judged") < grown("recached"), "and were not judged again: {before} {after}");
     on_device(&["acl", "clear"]);
     reaches(&a, &b);
