@@ -1,7 +1,7 @@
 //! What a program that decides does around its event loop: the log, the sandbox, and the status that it ends with.
 
 use crate::ControlError;
-use lasthop_log::Log;
+use lasthop_log::{Lines, Log};
 use lasthop_sys::sandbox::Program;
 use std::error::Error;
 use std::process::ExitCode;
@@ -12,7 +12,7 @@ use tracing_subscriber::EnvFilter;
 pub fn run_program(program: Program, serve: impl FnOnce() -> Result<(), ControlError>) -> ExitCode {
     // The library of the API warns of every client that has seen enough before the end (`lasthop port list | head`).
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info,zlink_core=error"));
-    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_target(false).with_ansi(false);
+    let logs = tracing_subscriber::fmt().with_ansi(false).with_env_filter(filter).event_format(Lines::new());
     let log = Log::new();
     log.end_with_panics();
     let lines = log.clone();

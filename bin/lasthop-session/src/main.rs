@@ -5,7 +5,7 @@ mod arguments;
 mod server;
 mod switch;
 
-use lasthop_log::Log;
+use lasthop_log::{Lines, Log};
 use lasthop_sys::sandbox::Program;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -17,7 +17,7 @@ fn main() -> ExitCode {
     let log = Log::new();
     log.end_with_panics();
     let lines = log.clone();
-    tracing_subscriber::fmt().with_writer(move || lines.clone()).with_ansi(false).with_target(false).init();
+    tracing_subscriber::fmt().with_ansi(false).event_format(Lines::new()).with_writer(move || lines.clone()).init();
     let arguments = match arguments::Arguments::take(std::env::args().skip(1)) {
         Ok(arguments) => arguments,
         Err(error) => {

@@ -6,7 +6,7 @@ mod confine;
 mod server;
 
 use lasthop_ipc::Channel;
-use lasthop_log::Log;
+use lasthop_log::{Lines, Log};
 use lasthop_uplink_core::counters::{CounterPage, Counters};
 use lasthop_uplink_core::device::{Device, Kept, Wanted};
 use lasthop_uplink_core::memory::SharedMemory;
@@ -21,7 +21,7 @@ fn main() -> ExitCode {
     let log = Log::new();
     log.end_with_panics();
     let lines = log.clone();
-    tracing_subscriber::fmt().with_writer(move || lines.clone()).with_ansi(false).with_target(false).init();
+    tracing_subscriber::fmt().with_ansi(false).event_format(Lines::new()).with_writer(move || lines.clone()).init();
     let result = run(&log);
     // What was said last is what matters, if anybody reads it.
     log.finish(Duration::from_millis(100));

@@ -6,6 +6,7 @@ use super::settings_text::take_settings;
 use super::store::SavedUplink;
 use crate::size::Size;
 use lasthop_ipc::SwitchSettings;
+use lasthop_log::Format;
 use lasthop_management_ipc::Settings;
 use lasthop_policy::{Batch, CONNECTIONS, CONNECTIONS_RANGE, SETTINGS, check_name, check_new_name};
 use lasthop_sys::{CpuList, ParseCpusError};
@@ -67,6 +68,10 @@ pub struct RunArgs {
     /// vlans: the VLANs that it carries, like vlans=untagged:10:20-30; all without. May be repeated
     #[arg(long = "uplink", value_name = "NAME=DEVICE[,driver=DRIVER][,queues=N][,nice=N][,gro=off][,spare][,vlans=LIST]", value_parser = parse_uplink)]
     pub uplinks: Vec<SavedUplink>,
+    /// How lines of the log are written: text, json (an object a line), or journald (a priority in front and no time, as journald reads standard
+    /// error) [default: text]
+    #[arg(long, value_name = "FORMAT", value_parser = parse_log_format)]
+    pub log_format: Option<Format>,
     /// Milliseconds within which an uplink that hangs is found out and replaced
     #[arg(long, value_name = "MS", default_value = "2000", value_parser = parse_uplink_limit, allow_negative_numbers = true)]
     pub uplink_limit_ms: u64,
@@ -180,6 +185,10 @@ fn parse_watchdog(text: &str) -> Result<Watchdog, String> {
 fn parse_uplink_limit(text: &str) -> Result<u64, String> {
     let limit = text.parse().ok().filter(|ms| (20..=3_600_000).contains(ms));
     limit.ok_or_else(|| format!("{text:?} is not a number from 20 to 3600000; write 2000"))
+}
+
+fn parse_log_format(text: &str) -> Result<Format, String> {
+    Format::from_name(text).ok_or_else(|| format!("{text:?} is no format; use text, json or journald"))
 }
 
 fn parse_connections(text: &str) -> Result<usize, String> {

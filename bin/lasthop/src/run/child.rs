@@ -4,6 +4,7 @@ use super::backoff::Backoff;
 use super::watchdog::{self, Hung, Watchdog};
 use command_fds::{CommandFdExt, FdMapping};
 use lasthop_ipc::{Channel, ChannelError};
+use lasthop_log::{FORMAT_VARIABLE, Format};
 use lasthop_sys::{
     CpuList, Epoll, PidFd, Pulse, Trigger, bind_when_started, die_with_parent, outlive_terminal,
     take_short_turns_when_started,
@@ -39,7 +40,7 @@ const RECEIVE_BURST: usize = 64;
 const CHANNEL_FD: i32 = 3;
 /// Descriptor number of the first other thing it is given.
 const OTHER_FD: i32 = 4;
-/// The only variables of the environment that children see. Only control reads `RUST_LOG`; the other children are built without filters of the log.
+/// The only variables of the environment that children see, beside the format of the log. Only control reads `RUST_LOG`; the other children are built without filters of the log.
 const ENVIRONMENT: [&str; 2] = ["RUST_LOG", "RUST_BACKTRACE"];
 
 /// A child that is sent `S` and sends `R`.
@@ -229,6 +230,7 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
         command.current_dir("/").process_group(0).stdin(Stdio::null());
         command.stdout(io::stderr().as_fd().try_clone_to_owned()?).stderr(Stdio::inherit());
         command.env_clear().envs(ENVIRONMENT.iter().filter_map(|name| Some((*name, std::env::var_os(name)?))));
+        command.env(FORMAT_VARIABLE, Format::current().name());
         let mappings = std::iter::once((theirs, CHANNEL_FD)).chain(others.into_iter().zip(OTHER_FD..));
         let mappings = mappings.map(|(parent_fd, child_fd)| FdMapping { parent_fd, child_fd });
         command.fd_mappings(mappings.collect()).map_err(io::Error::other)?;

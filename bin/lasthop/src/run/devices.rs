@@ -10,6 +10,7 @@ use super::backoff::Backoff;
 use super::cable::{Cable, FAR_PORT};
 use super::setup::find_program;
 use super::supervisor::Supervisor;
+use lasthop_log::{FORMAT_VARIABLE, Format};
 use lasthop_sys::{CpuList, Epoll, PidFd, Trigger, die_with_parent, outlive_terminal};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::process::{Pid, Signal, kill_process};
@@ -144,7 +145,10 @@ impl Device {
         let mut command = Command::new(&self.program);
         command.args(&self.arguments).process_group(0).stdin(Stdio::null()).stdout(Stdio::piped());
         // A service manager waits for us, not for it.
-        command.env_remove("NOTIFY_SOCKET").stderr(Stdio::inherit());
+        for of_service in ["NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"] {
+            command.env_remove(of_service);
+        }
+        command.env(FORMAT_VARIABLE, Format::current().name()).stderr(Stdio::inherit());
         die_with_parent(&mut command);
         outlive_terminal(&mut command);
         let mut process = command.spawn()?;

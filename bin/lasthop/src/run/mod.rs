@@ -86,7 +86,7 @@ mod watchdog;
 
 pub use args::{PortArg, RunArgs, check_uplink, driver, meant_device, new_name, nice, queues, vlan_list};
 pub use devices::DEVICES_DIR;
-use lasthop_log::Log;
+use lasthop_log::{Format, Lines, Log};
 pub use open_vswitch::PACKET_PORT;
 pub use owner::FileOwner;
 use std::io::Write;
@@ -109,14 +109,15 @@ pub enum RunError {
 /// Runs until SIGTERM. Status 0 after a clean end, 1 when something failed, 2 when the arguments make no sense; then
 /// one line on stderr says what is wrong and what to do. Call it from the first thread: the children die with it.
 pub fn run(args: RunArgs) -> ExitCode {
+    args.log_format.into_iter().for_each(Format::make_current);
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_target(false);
+    let logs = tracing_subscriber::fmt().with_ansi(false).with_env_filter(filter).event_format(Lines::new());
     let log = Log::new();
     log.end_with_panics();
     let lines = log.clone();
     let logs = logs.with_writer(move || lines.clone());
     // Without a subscriber there is no log, and nothing else changes.
-    let _ = logs.with_ansi(false).try_init();
+    let _ = logs.try_init();
 
     lasthop_sys::keep_descriptors_from_children();
     // Lines that others cause must not hold up the children's care when nobody reads them.

@@ -3,6 +3,9 @@
 //! a thread that anybody needs: they are handed to one that does nothing else. When it does not keep up, further lines are
 //! left out and counted, and once it can write again it says how many.
 
+mod format;
+
+pub use format::{FORMAT_VARIABLE, Format, Lines};
 use rustix::io::Errno;
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -50,7 +53,8 @@ impl Shared {
         let left_out = self.left_out.swap(0, Ordering::Relaxed);
         if left_out > 0 {
             let lines = if left_out == 1 { "line" } else { "lines" };
-            let _ = writeln!(out, "{left_out} {lines} of this log left out: it was not read fast enough");
+            let line = format!("{left_out} {lines} of this log left out: it was not read fast enough");
+            let _ = out.write_all(Format::current().own_line(tracing_core::Level::WARN, &line).as_bytes());
         }
         let _waiting = self.lines();
         self.in_hand.store(0, Ordering::Relaxed);
@@ -77,6 +81,11 @@ impl Log {
         thread.map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::AGAIN))?;
         self.0.started.store(true, Ordering::Relaxed);
         Ok(())
+    }
+
+    #[cfg(test)]
+    fn write_all_to(&self, mut out: impl Write) {
+        self.0.write_out(&mut out);
     }
 
     /// Before the process ends: waits until all lines are written, `limit` at most. Without a thread that writes them, it
@@ -106,7 +115,8 @@ impl Log {
         std::panic::set_hook(Box::new(move |panic| {
             let thread = std::thread::current();
             let what = panic.to_string().replace('\n', " ");
-            let _ = writeln!(log.clone(), "ERROR thread {} {what}; ending", thread.name().unwrap_or_default());
+            let line = format!("ERROR thread {} {what}; ending", thread.name().unwrap_or_default());
+            let _ = log.clone().write_all(Format::current().own_line(tracing_core::Level::ERROR, &line).as_bytes());
             log.finish(Duration::from_millis(100));
             std::process::abort();
         }));
