@@ -133,6 +133,11 @@ fn flows_and_connections_go_on() {
     assert_eq!([missed("web1"), missed("vm2")], before, "packets of a known flow asked nobody");
     let connections = lasthop.command(&["conntrack", "list"]);
     assert!(connections.contains("from=web1"), "{connections}");
+    // The same control, and its lists hold under the new name.
+    let drops = || lasthop.port("vm2")["from_guest"]["drops"].to_string();
+    let before = drops();
+    two.send(&tcp((2, 81), (1, 23), SYN, [1, 0]));
+    wait_for("the drop", PATIENCE, || drops() != before);
     refused(&lasthop, &["trace", "--in-port", "vm1", "--frame", "ffffffffffff5254000000010806"], "no port named");
 }
 
