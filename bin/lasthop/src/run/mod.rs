@@ -12,6 +12,7 @@
 //! | `store` | ports added at run time, on disk |
 //! | `presence` | whether sockets are where they were made |
 //! | `served` | the API's sockets, made anew where they are not |
+//! | `service` | what a service manager is told |
 //! | `settings` | settings of ports: kept, and sent to control and switch |
 //! | `settings_text` | the same as options and arguments |
 //! | `port` | one port: its listener or its attempts to connect, and who is connected |
@@ -71,6 +72,7 @@ mod renaming;
 mod replaced;
 mod segments;
 mod served;
+mod service;
 mod sessions;
 mod settings;
 mod settings_text;

@@ -15,6 +15,7 @@ use super::probing;
 use super::replaced::Replacements;
 use super::segments::Segments;
 use super::served::Served;
+use super::service::Heart;
 use super::sessions::{self, Sessions};
 use super::settings_text::changed;
 use super::setup::{Setup, Unsaved};
@@ -127,6 +128,8 @@ pub struct Supervisor {
     pub(super) cgroup_accounting: Option<CgroupAccounting>,
     /// Whether `ready` was printed.
     pub(super) announced: bool,
+    /// The service manager's watchdog, if there is one.
+    pub(super) heart: Option<Heart>,
     /// Why it could not be.
     not_ready: Option<String>,
     _locks: [File; 2],
@@ -202,6 +205,7 @@ impl Supervisor {
             switch_log: SwitchLog::default(),
             cgroup_accounting: setup.vm_cgroup.then(CgroupAccounting::new),
             announced: false,
+            heart: Heart::watched(Instant::now()),
             not_ready: None,
             _locks: setup.locks,
         };
@@ -231,6 +235,7 @@ impl Supervisor {
         let mut ready = Vec::new();
         loop {
             let now = Instant::now();
+            self.step_heart(now);
             self.end_hung_children(now)?;
             self.start_children(now)?;
             self.start_devices(now)?;
@@ -310,7 +315,7 @@ impl Supervisor {
         let uplinks = uplinks.chain(self.cgroup_accounting.as_ref().and_then(CgroupAccounting::deadline));
         let uplinks = uplinks.chain(self.sessions.deadline()).chain(self.switch_log.deadline());
         let sockets = self.served.iter().filter_map(Served::deadline).chain(self.presence.deadline());
-        let sockets = sockets.chain(self.devices_deadline());
+        let sockets = sockets.chain(self.devices_deadline()).chain(self.heart.as_ref().map(Heart::deadline));
         ports.chain(uplinks).chain(sockets).chain(self.switch.deadline()).chain(self.control.deadline()).min()
     }
 
@@ -513,8 +518,7 @@ impl Supervisor {
                 return;
             }
             self.announced = true;
-            // A service manager that waits for it. It may have gone, or be none.
-            let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+            Self::tell_ready();
             let mut stdout = std::io::stdout().lock();
             // Whoever closed the pipe does not wait for the line, and VMs must not lose their network for it. Whoever could not be
             // told for another reason would wait for ever.
