@@ -78,6 +78,7 @@ fn stage(programs: &Path, tree: &Path) -> Result<(), String> {
     for page in DOCS {
         put(&root().join("docs").join(page), &docs.join(page), 0o644)?;
     }
+    put(&packaging.join("libvirt/lasthop"), &docs.join("libvirt-hook"), 0o755)?;
     let man = tree.join("usr/share/man/man1");
     fs::create_dir_all(&man).map_err(|e| format!("{}: {e}", man.display()))?;
     ask(programs, &["man", &man.display().to_string()])?;

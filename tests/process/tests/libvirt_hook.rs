@@ -1,0 +1,97 @@
+//! libvirt's hook (`packaging/libvirt/lasthop`), called as libvirtd calls it: `GUEST OPERATION STEP -`, the domain on standard input.
+
+use lasthop_tests_process::{Guest, Lasthop, Options, binary, mac, scratch};
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+const HOOK: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging/libvirt/lasthop");
+
+/// A domain as libvirt writes it, with an interface for each socket.
+fn domain(sockets: &[(String, &str)], options: &str) -> String {
+    let interface = |(path, mode): &(String, &str)| {
+        format!(
+            "    <interface type='vhostuser'>\n      <mac address='52:54:00:00:00:09'/>\n      \
+             <source type='unix' path='{path}' mode='{mode}'/>\n      <model type='virtio'/>\n    </interface>\n"
+        )
+    };
+    let interfaces: String = sockets.iter().map(interface).collect();
+    format!(
+        "<domain type='qemu' id='1'>\n  <name>vm9</name>\n  <metadata>\n    <lasthop:ports xmlns:lasthop=\"urn:lasthop:ports\">\n      \
+         <lasthop:port name=\"web\" options=\"{options}\"/>\n    </lasthop:ports>\n  </metadata>\n  <devices>\n{interfaces}    \
+         <interface type='network'><source network='default'/></interface>\n  </devices>\n</domain>\n"
+    )
+}
+
+fn call(lasthop: &Lasthop, made: &Path, words: [&str; 2], domain: &str) -> Output {
+    let mut hook = Command::new(HOOK)
+        .args(["vm9", words[0], words[1], "-"])
+        .env("LASTHOP", binary("lasthop"))
+        .env("LASTHOP_RUN_DIR", lasthop.run_dir())
+        .env("LASTHOP_HOOK_DIR", made)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // One that does not read it has ended.
+    let _ = hook.stdin.take().unwrap().write_all(domain.as_bytes());
+    hook.wait_with_output().unwrap()
+}
+
+#[test]
+fn ports_come_with_the_domain_and_go_with_it() {
+    let (lasthop, dir) = (Lasthop::start(&[]), scratch());
+    let made = dir.path().join("made");
+    let path = |name: &str| lasthop.run_dir().join(name).display().to_string();
+    lasthop.command(&["port", "add", "old", &path("old.sock")]);
+    let elsewhere = dir.path().join("elsewhere.sock").display().to_string();
+    let sockets = [
+        (path("web.sock"), "client"),
+        (path("db.sock"), "server"),
+        (path("old.sock"), "client"),
+        (elsewhere, "client"),
+    ];
+    let domain_now = domain(&sockets, "--vlan 10 --mac 52:54:00:00:00:09");
+    let names = || -> Vec<String> {
+        let ports = lasthop.json(&["port", "list"]);
+        ports["ports"].as_array().unwrap().iter().map(|port| port["name"].as_str().unwrap().to_owned()).collect()
+    };
+    let ok = |words| {
+        let out = call(&lasthop, &made, words, &domain_now);
+        assert!(out.status.success(), "{words:?}: {}", String::from_utf8_lossy(&out.stderr));
+    };
+    ok(["prepare", "begin"]);
+    assert_eq!(names(), ["old", "web", "db"]);
+    let web = lasthop.port("web");
+    assert_eq!((&web["client"], &lasthop.port("db")["client"]), (&false.into(), &true.into()));
+    assert!(web["settings"].to_string().contains("\"10\""), "{web}");
+    // QEMU connects.
+    let guest = Guest::connect(Path::new(&path("web.sock")), mac(9), Options::default());
+    lasthop.wait_for_state("web", "up");
+    for words in [["start", "begin"], ["started", "begin"], ["stopped", "end"], ["prepare", "begin"]] {
+        ok(words);
+    }
+    assert_eq!(names(), ["old", "web", "db"], "there is nothing to do at other steps");
+    drop(guest);
+    ok(["release", "end"]);
+    assert_eq!(names(), ["old"], "what was there before stays");
+    ok(["release", "end"]);
+}
+
+#[test]
+fn a_domain_whose_port_cannot_be_made_is_not_started() {
+    let (lasthop, dir) = (Lasthop::start(&[]), scratch());
+    let made = dir.path().join("made");
+    let socket = |name: &str| (lasthop.run_dir().join(name).display().to_string(), "client");
+    for (text, why) in [
+        (domain(&[socket("db.sock"), socket("web.sock")], "--vlan 5000"), "port web: "),
+        (domain(&[socket("db.sock"), socket("web.sock")], "--vlan 'x"), "No closing quotation"),
+        ("<domain>".into(), "no element found"),
+    ] {
+        let out = call(&lasthop, &made, ["prepare", "begin"], &text);
+        let said = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert!(!out.status.success() && said.starts_with("lasthop: ") && said.contains(why), "{said}");
+        assert_eq!(lasthop.json(&["port", "list"])["ports"], serde_json::json!([]), "what was made is taken back");
+    }
+}
