@@ -86,6 +86,8 @@ pub enum Act {
         userdata: Option<Vec<u8>>,
         /// The flow's actions are to be sent along.
         actions: bool,
+        /// The outer header is to be sent along that it leaves with by this port, if that is a tunnel's.
+        egress: Option<u32>,
     },
     /// Set fields of its header, one after the other.
     Set(Vec<Set>),
@@ -234,10 +236,9 @@ fn read(list: &[u8], depth: usize, reader: &mut Reader) -> Result<Vec<Act>, Refu
 }
 
 fn userspace(value: &[u8]) -> Result<Act, Refused> {
-    // Number 3, an outgoing tunnel's key, has no use without tunnels.
-    let [_, pid, userdata, _, actions] = table::<5>(value)?;
-    let pid = pid.map(u32_of).transpose()?.unwrap_or(0);
-    Ok(Act::Userspace { pid, userdata: userdata.map(Vec::from), actions: actions.is_some() })
+    let [_, pid, userdata, egress, actions] = table::<5>(value)?;
+    let (pid, egress) = (pid.map(u32_of).transpose()?.unwrap_or(0), egress.map(u32_of).transpose()?);
+    Ok(Act::Userspace { pid, userdata: userdata.map(Vec::from), actions: actions.is_some(), egress })
 }
 
 fn push_vlan(value: &[u8]) -> Result<Act, Refused> {

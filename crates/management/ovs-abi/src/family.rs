@@ -115,6 +115,8 @@ pub mod packet {
     pub const KEY: u16 = 2;
     pub const ACTIONS: u16 = 3;
     pub const USERDATA: u16 = 4;
+    /// The outer header that it leaves with.
+    pub const EGRESS_TUN_KEY: u16 = 5;
     /// Longest fragment of a packet that was put together.
     pub const MRU: u16 = 9;
     pub const LEN: u16 = 10;

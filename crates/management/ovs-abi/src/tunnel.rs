@@ -99,6 +99,11 @@ pub(crate) fn read_set(list: &[u8]) -> Result<Tunnel, Refused> {
     if tunnel.is_none() { Err(Refused::INVALID) } else { Ok(tunnel) }
 }
 
+/// Writes one that a packet leaves with: this end is its source.
+pub fn write_egress(tunnel: &Tunnel, to: &mut Writer) {
+    write(&of_packet(*tunnel), to);
+}
+
 /// Writes one as a packet's key has it.
 pub(crate) fn write(tunnel: &Tunnel, to: &mut Writer) {
     to.attribute(ID, &tunnel.id);

@@ -28,6 +28,7 @@ pub(crate) struct Upcall<'a> {
     pub rest: Rest,
     pub userdata: Option<Vec<u8>>,
     pub acts: Option<Vec<u8>>,
+    pub egress: Option<Tunnel>,
 }
 
 impl Datapath {
@@ -157,7 +158,7 @@ impl Datapath {
         let actions = if number == Some(0) { self.fetch(no) } else { Vec::new() };
         self.tell_switch(FromControl::Resume { id: upcall.id, actions });
         if let Some(number) = number.filter(|number| *number != 0) {
-            self.tell_uplink(no, &Message::Unknown(number).write());
+            self.send_by(no, &Message::Unknown(number).write());
         }
     }
 
@@ -249,13 +250,22 @@ impl Datapath {
                 self.misses += 1;
                 let pid = self.pid_for(key.packet.in_port, None);
                 let command = packet_command::MISS;
-                self.upcall(&Upcall { command, pid, key, start: &start, rest, userdata: None, acts: None });
+                self.upcall(&Upcall {
+                    command,
+                    pid,
+                    key,
+                    start: &start,
+                    rest,
+                    userdata: None,
+                    acts: None,
+                    egress: None,
+                });
             }
-            Effect::Upcall { key, start, rest, pid, userdata, acts_of } => {
+            Effect::Upcall { key, start, rest, pid, userdata, acts_of, egress } => {
                 let pid = self.pid_for(key.packet.in_port, Some(pid));
                 let acts = acts_of.and_then(|id| self.table.get(id)).map(|flow| flow.act_bytes.clone());
                 let command = packet_command::ACTION;
-                self.upcall(&Upcall { command, pid, key, start: &start, rest, userdata, acts });
+                self.upcall(&Upcall { command, pid, key, start: &start, rest, userdata, acts, egress });
             }
         }
     }
@@ -267,6 +277,11 @@ impl Datapath {
         if self.tunnels.get(port).is_some() {
             return tunnel.iter().for_each(|tunnel| self.send_through(port, tunnel, frame));
         }
+        self.send_by(port, frame);
+    }
+
+    /// Sends a frame by this port, whatever it is: behind a tag that says so.
+    pub(crate) fn send_by(&mut self, port: u32, frame: &[u8]) {
         let Some((addresses, rest)) = frame.split_at_checked(TAG.start) else { return };
         let (tpid, tci) = (TPID.to_be_bytes(), tag_of(port).to_be_bytes());
         self.out.push(Out::Frame([addresses, &tpid, &tci, rest].concat()));
@@ -300,6 +315,9 @@ impl Datapath {
         }
         if let Some(acts) = &upcall.acts {
             to.nest(packet::ACTIONS, |to| to.raw(acts));
+        }
+        if let Some(tunnel) = &upcall.egress {
+            to.nest(packet::EGRESS_TUN_KEY, |to| lasthop_ovs_abi::tunnel::write_egress(tunnel, to));
         }
         if let Some(longest) = upcall.rest.fragments {
             to.attribute(packet::MRU, &longest.to_ne_bytes());

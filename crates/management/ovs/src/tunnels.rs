@@ -7,9 +7,8 @@
 //! taken most gives the number back that it has had for longest. Of what comes in the uplink says so, and it uses a number alone no sooner than
 //! it is told that it is known.
 
-use crate::ports::{TPID, tag_of};
+use crate::Datapath;
 use crate::unified::Number;
-use crate::{Datapath, Out};
 use lasthop_frame::FlowKey;
 use lasthop_ipc::{DatapathRequest, FromControl};
 use lasthop_ovs_abi::{Key, Refused, family::vport};
@@ -233,14 +232,7 @@ impl Datapath {
         let number = if was_anothers || waits.is_some() { 0 } else { number };
         let bytes =
             if known { with_number(number, frame) } else { Message::Packet { number, tunnel: *tunnel, frame }.write() };
-        self.tell_uplink(no, &bytes);
-    }
-
-    /// Sends the uplink of a tunnel port a frame.
-    pub(crate) fn tell_uplink(&mut self, no: u32, frame: &[u8]) {
-        let Some((addresses, rest)) = frame.split_at_checked(12) else { return };
-        let (tpid, tci) = (TPID.to_be_bytes(), tag_of(no).to_be_bytes());
-        self.out.push(Out::Frame([addresses, &tpid, &tci, rest].concat()));
+        self.send_by(no, &bytes);
     }
 
     /// A whole frame has come from a tunnel port's uplink: a packet with a number, or something that it says.
@@ -249,7 +241,7 @@ impl Datapath {
             Some(0) => {}
             Some(number) => {
                 let Some(tunnel) = self.tunnels.meaning(no, number) else {
-                    return self.tell_uplink(no, &Message::Unknown(number).write());
+                    return self.send_by(no, &Message::Unknown(number).write());
                 };
                 let inner = [frame.get(..12), frame.get(16..)].map(Option::unwrap_or_default).concat();
                 self.walk(metadata(no, tunnel), &inner, None, None);
@@ -277,7 +269,7 @@ impl Datapath {
                 let Some(outbound) = port.outbound.get_mut(&tunnel) else { return };
                 outbound.known = false;
                 if outbound.waits.is_none() {
-                    self.tell_uplink(no, &Message::Packet { number, tunnel, frame: &[] }.write());
+                    self.send_by(no, &Message::Packet { number, tunnel, frame: &[] }.write());
                 }
             }
             None => {}
@@ -304,7 +296,7 @@ impl Datapath {
         let Some(inbound) = port.inbound.get_mut(&number).filter(|inbound| inbound.waits.is_none()) else { return };
         if of_use || told {
             inbound.told = true;
-            self.tell_uplink(no, &Message::Known { number, tunnel }.write());
+            self.send_by(no, &Message::Known { number, tunnel }.write());
         }
     }
 

@@ -34,8 +34,16 @@ pub(crate) enum Effect {
     Output { port: u32, start: Vec<u8>, rest: Rest, longest: usize, tunnel: Option<Box<Tunnel>> },
     /// It met no flow.
     Miss { key: Key, start: Vec<u8>, rest: Rest },
-    /// A flow sends it to Open vSwitch; `acts_of`: its actions are sent along.
-    Upcall { key: Key, start: Vec<u8>, rest: Rest, pid: u32, userdata: Option<Vec<u8>>, acts_of: Option<FlowId> },
+    /// A flow sends it to Open vSwitch; `acts_of`: its actions are sent along; `egress`: and the outer header that it leaves with.
+    Upcall {
+        key: Key,
+        start: Vec<u8>,
+        rest: Rest,
+        pid: u32,
+        userdata: Option<Vec<u8>>,
+        acts_of: Option<FlowId>,
+        egress: Option<Tunnel>,
+    },
 }
 
 /// What is behind a frame's first bytes.
@@ -246,7 +254,9 @@ impl<'a, F: Fn(u32) -> Option<PortId>> Walk<'a, F> {
             }
             match act {
                 Act::Output(port) => self.output(*port),
-                Act::Userspace { pid, userdata, actions } => self.send_up(*pid, userdata.clone(), *actions),
+                Act::Userspace { pid, userdata, actions, egress } => {
+                    self.send_up(*pid, userdata.clone(), *actions, *egress);
+                }
                 Act::Set(sets) if !sets.iter().all(|set| self.edit(Edit::Set(*set))) => return false,
                 Act::Ct(ct) if !self.track(ct) => return false,
                 Act::Meter(id) if !self.meter((*id).into()) => return false,
@@ -304,11 +314,17 @@ impl<'a, F: Fn(u32) -> Option<PortId>> Walk<'a, F> {
             .map_or(self.len(), |longest| front::in_front_of_ip(self.header.bytes()) + usize::from(longest))
     }
 
-    fn send_up(&mut self, pid: u32, userdata: Option<Vec<u8>>, actions: bool) {
+    /// The outer header that it leaves with by this port.
+    pub(crate) fn egress(&self, port: Option<u32>) -> Option<Tunnel> {
+        let is_tunnel = |port: &u32| self.tunnels.is_some_and(|tunnels| tunnels.get(*port).is_some());
+        port.filter(is_tunnel).and_then(|_| self.outer.as_deref().copied())
+    }
+
+    fn send_up(&mut self, pid: u32, userdata: Option<Vec<u8>>, actions: bool, egress: Option<u32>) {
         self.is_simple = false;
-        let acts_of = self.current.filter(|_| actions);
+        let (acts_of, egress) = (self.current.filter(|_| actions), self.egress(egress));
         let (key, start, rest) = (self.looked_up, self.header.bytes().to_vec(), self.rest.clone());
-        self.effects.push(Effect::Upcall { key, start, rest, pid, userdata, acts_of });
+        self.effects.push(Effect::Upcall { key, start, rest, pid, userdata, acts_of, egress });
     }
 
     fn set_meta(&mut self, meta: Meta, value: u32, mask: u32) {

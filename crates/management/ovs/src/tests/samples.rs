@@ -70,6 +70,56 @@ fn the_switch_draws_and_open_vswitch_is_told() {
     assert_eq!(site.upcalls.len(), 1);
 }
 
+/// As IPFIX wants it of what leaves through a tunnel (`OVS_PACKET_ATTR_EGRESS_TUN_KEY`): from here to the other end.
+#[test]
+fn what_leaves_through_a_tunnel_is_told_with_its_outer_header() {
+    let mut site = tunnels::site();
+    let told = |to: &mut Writer| {
+        to.nest(2, |to| {
+            to.number(1, PID);
+            to.number(3, tunnels::NO.into());
+        });
+    };
+    let egress = |site: &mut Site| {
+        let upcall = site.upcalls.remove(0);
+        let found = table::<{ packet::COUNT }>(body(&only(&upcall))).unwrap();
+        let key = found[usize::from(packet::EGRESS_TUN_KEY)]?;
+        let found = |kind: u16| {
+            attributes(key).map(Result::unwrap).find(|(of, _)| *of == kind).map(|(_, value)| value.to_vec())
+        };
+        // The network, the source, the destination.
+        Some([found(0), found(1), found(2)])
+    };
+    let header = Some([Some(5u64.to_be_bytes().to_vec()), Some(vec![10, 1, 0, 1]), Some(vec![10, 1, 0, 2])]);
+    site.put_flow(1, 0, |to| {
+        told(to);
+        tunnels::encapsulate_from(&[10, 1, 0, 1], to);
+        told(to);
+        to.nest(2, |to| to.number(3, 2));
+    });
+    site.datapath.frame(&tagged(1, &udp(100)));
+    site.collect();
+    assert_eq!([egress(&mut site), egress(&mut site)], [None, header.clone()], "nothing has said where to; a tunnel");
+    assert_eq!(egress(&mut site), None, "no tunnel's port");
+
+    // The same, drawn by the switch.
+    site.put_flow(2, 0, |to| {
+        tunnels::encapsulate_from(&[10, 1, 0, 1], to);
+        to.nest(6, |to| {
+            to.number(1, u32::MAX / 8);
+            to.nest(2, told);
+        });
+    });
+    site.miss(VM2, &udp(100));
+    let flow = site.told_flow();
+    let number = flow
+        .actions
+        .iter()
+        .find_map(|action| if let Action::ToControl(number) = action { Some(*number) } else { None });
+    draw(&mut site, number.expect("a sample"), &udp(100));
+    assert_eq!(egress(&mut site), header);
+}
+
 /// What a sample does beside telling Open vSwitch is done packet by packet.
 #[test]
 fn a_sample_that_does_more_is_no_flow() {

@@ -6,9 +6,9 @@ use lasthop_tunnel::{Message as Said, Tunnel, tci_of, with_number};
 const TUNNEL: PortId = PortId(4);
 const NAME: &str = "genev_sys_6081";
 /// Open vSwitch's number of it.
-const NO: u16 = 3;
+pub(super) const NO: u16 = 3;
 
-fn site() -> Site {
+pub(super) fn site() -> Site {
     let mut site = Site::new();
     site.ports(&[(VM1, "vm1"), (VM2, "vm2"), (PACKETS, PACKET_PORT), (TUNNEL, NAME)]);
     let answer = site.ask(family::VPORT.id, command::NEW, flag::ACK, |to| {
@@ -49,14 +49,22 @@ fn untagged(frame: &[u8]) -> Vec<u8> {
 
 /// To 10.1.0.2, network 5.
 fn encapsulate(to: &mut Writer) {
+    encapsulate_from(&[], to);
+    to.number(1, NO.into());
+}
+
+/// The outer header alone, from this address if it is one.
+pub(super) fn encapsulate_from(local: &[u8], to: &mut Writer) {
     to.nest(3, |to| {
         to.nest(16, |to| {
             to.attribute(0, &5u64.to_be_bytes());
+            if !local.is_empty() {
+                to.attribute(1, local);
+            }
             to.attribute(2, &[10, 1, 0, 2]);
             to.attribute(4, &[64]);
         });
     });
-    to.number(1, NO.into());
 }
 
 #[test]

@@ -110,7 +110,7 @@ impl<F: Fn(u32) -> Option<PortId>> Walk<'_, F> {
         let before = tracker.get(&own, now_ms);
         let verdict = if only_looks {
             let verdict = tracker.peek(&view, ct.zone, now_ms);
-            if !self.follows(ct, &key, &own, before.as_ref(), &verdict) {
+            if !self.let_follow(ct, &key, &own, before.as_ref(), &verdict) {
                 if !is_foreseen(ct, &key, before.as_ref(), &verdict) {
                     (self.is_simple, self.comes_whole) = (false, true);
                     return false;
@@ -148,8 +148,8 @@ impl<F: Fn(u32) -> Option<PortId>> Walk<'_, F> {
         whole.is_some()
     }
 
-    /// Whether one flow of the switch's may do the same with all packets that look like this one. What it looks at is noted.
-    fn follows(&mut self, ct: &Ct, key: &FlowKey, own: &Tuple, of: Option<&Connection>, verdict: &Verdict) -> bool {
+    /// Notes what a flow of the switch's has to look at that may do the same with all packets that look like this one. False: none may.
+    fn let_follow(&mut self, ct: &Ct, key: &FlowKey, own: &Tuple, of: Option<&Connection>, verdict: &Verdict) -> bool {
         let is_tcp = key.ip_proto == proto::TCP;
         if verdict.refused.is_some()
             || key.ip_frag != 0
