@@ -13,8 +13,8 @@ use std::collections::{BTreeMap, BTreeSet};
 const MOST: u32 = 4096;
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// Meters of Open vSwitch's have numbers below; above are those of classes of interfaces.
-const OWN: u64 = 1 << 32;
+/// Meters of Open vSwitch's have numbers below; from here on are those of classes of interfaces.
+pub(crate) const OWN: u64 = 1 << 32;
 
 /// A meter.
 #[derive(Debug)]

@@ -45,7 +45,7 @@ impl Datapath {
             let mask = FlowMask(FlowKey { in_port: u32::MAX, ..FlowKey::default() });
             return self.tell_switch(FromControl::PutFlow(FlowSpec { key, mask, actions: Vec::new(), epoch: 0 }));
         };
-        let number = (upcall.key.vlan_tpid == TPID).then(|| number_of(upcall.key.vlan_tci));
+        let number = (upcall.key.vlan_tpid == lasthop_tunnel::TPID).then(|| number_of(upcall.key.vlan_tci));
         let tunnel = match (self.tunnels.get(no), number) {
             (None, _) => None,
             (Some(_), Some(number)) if let Some(tunnel) = self.tunnels.meaning(no, number) => Some(tunnel),

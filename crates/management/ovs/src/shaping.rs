@@ -2,6 +2,7 @@
 //! `liblasthop_ovs.so` hands over. What may come from a port, and what may go there in all, are rates of the port in the switch; each class of what goes there is
 //! one of the switch's meters, because a flow says which class its packets are of.
 
+use crate::meters::OWN;
 use crate::requests::{Changes, Reply};
 use crate::{Datapath, Out};
 use lasthop_ipc::RateLimit;
@@ -22,9 +23,6 @@ const NOTHING: u64 = 65_536;
 /// At once passes one segment of the guest's, at least.
 const SEGMENT: u64 = 65_536;
 const SECOND_NS: u64 = 1_000_000_000;
-
-/// Where what limits interfaces is kept that meters have: numbers above those of Open vSwitch's meters.
-const FIRST_METER: u64 = 1 << 32;
 
 /// What limits an interface.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -280,7 +278,7 @@ impl Datapath {
             let RateLimit { bytes, packets, burst_ns } = limit(&rate);
             let meter = self.shaping.meters.get(&key).copied().unwrap_or_else(|| {
                 self.shaping.last += 1;
-                FIRST_METER + self.shaping.last
+                OWN + self.shaping.last
             });
             if self.set_class_meter(meter, [bytes, packets, burst_ns]) {
                 self.shaping.meters.insert(key, meter);

@@ -1,9 +1,11 @@
-//! `lasthop-ovs` is killed: what it was told holds on, and connections go on, whoever speaks first.
+//! `lasthop-ovs` is killed, or `lasthop-switch`: what it was told holds on, and connections go on, whoever speaks first.
 
 use super::connections::{FIREWALL, established, nothing_passes, rules};
 use super::internal::{FIREWALL as WITHIN, within};
 use super::*;
 use lasthop_conntrack::testutil::{Ends, seg};
+use lasthop_tests_process::{connect, proc};
+use rustix::process::Signal;
 use std::io::{Read, Write};
 
 #[test]
@@ -63,6 +65,40 @@ fn meters_limits_policies_and_connections_outlive_lasthop_ovs() {
     let told = std::fs::read_to_string(site.dir.path().join("ovs-vswitchd.log")).unwrap_or_default();
     assert!(site.vswitchd.try_wait().expect("it is ours").is_none(), "ovs-vswitchd runs: {told}");
     site.lasthop.check_sums();
+}
+
+/// The switch's flows come again from `lasthop-ovs`, which has the connections: `ovs-vswitchd` stands still meanwhile.
+#[test]
+fn connections_stay_when_lasthop_switch_is_killed() {
+    let mut site = Site::new();
+    rules(&site, &FIREWALL);
+    let ends = Ends::v4(1000, 80);
+    established(&mut site, ends);
+    for round in 0..3u32 {
+        let [sent, answered] = [101 + 1000 * round, 301 + 1000 * round];
+        let there = ends.tcp(&seg("PA", sent, answered, 100));
+        let back = ends.back().tcp(&seg("PA", answered, sent + 100, 100));
+        let [a, b] = &mut site.guests;
+        pass_at_last(a, b, &there);
+        pass_at_last(b, a, &back);
+        proc::signal(site.vswitchd.id(), Signal::STOP);
+        site.lasthop.kill("lasthop-switch");
+        for (guest, name) in site.guests.iter_mut().zip(["vm1", "vm2"]) {
+            wait_for("the end of the connection", PATIENCE, || guest.is_disconnected());
+            let front = connect(&site.dir.path().join(format!("{name}.sock")));
+            guest.reattach(front, None).expect("the next switch takes it");
+            site.lasthop.wait_for_state(name, "up");
+        }
+        // Who was asked speaks first: only because the connection is known may it.
+        let [a, b] = &mut site.guests;
+        pass_at_last(b, a, &back);
+        pass_at_last(a, b, &there);
+        proc::signal(site.vswitchd.id(), Signal::CONT);
+        a.drain();
+        nothing_passes(&mut site, &Ends::v4(1001, 80).back().tcp(&seg("PA", 7, 7, 100)));
+    }
+    let all = site.appctl(&["dpctl/dump-conntrack"]);
+    assert_eq!((all.matches("dport=80").count(), all.matches("mark=5").count()), (1, 1), "the same connection: {all}");
 }
 
 /// Two hosts' own TCP, of which the one that was asked goes on to speak.

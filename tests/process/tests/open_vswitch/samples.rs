@@ -218,6 +218,31 @@ fn ipfix_tells_of_all_packets_of_a_bridge() {
     }
 }
 
+/// The other end is said nowhere but in the tunnel's part of the record.
+#[test]
+fn ipfix_tells_of_the_tunnel_that_a_packet_leaves_by() {
+    let mut site = Site::new();
+    let (socket, port) = collector(&site);
+    site.vsctl(
+        "add-port br0 t0 -- set interface t0 type=geneve options:local_ip=127.0.0.9 options:remote_ip=127.0.0.77 options:key=5 ofport_request=7",
+    );
+    site.vsctl(&format!(
+        "-- --id=@i create ipfix targets=\"127.0.0.1:{port}\" sampling=1 cache_max_flows=0 -- set bridge br0 ipfix=@i"
+    ));
+    site.ofctl(&["del-flows"]);
+    site.ofctl(&["add-flow", "in_port=1,actions=output:7"]);
+    let mut room = [0; 65536];
+    wait_for("a record with both ends", PATIENCE, || {
+        site.guests[0].send(&udp(2000));
+        std::thread::sleep(Duration::from_millis(50));
+        let mut found = false;
+        while let Ok(len) = socket.recv(&mut room) {
+            found |= room[..len].windows(8).any(|ends| ends == [127, 0, 0, 9, 127, 0, 0, 77]);
+        }
+        found
+    });
+}
+
 #[test]
 fn ipfix_tells_of_what_rules_sample() {
     let mut site = Site::new();
