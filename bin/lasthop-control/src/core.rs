@@ -2,7 +2,7 @@
 
 use cpu::CpuRequest;
 use health::Health;
-use lasthop_api::ApiError;
+use lasthop_api::{ApiError, OpenVswitch};
 use lasthop_ipc::{FromControl, PortInfo, PortState, ToControl, UpcallPacket};
 use lasthop_management_ipc::{ControlToSupervisor, DeviceState, PortConfig, SupervisorToControl};
 use lasthop_policy::acl::Book;
@@ -195,6 +195,8 @@ pub(crate) struct Core {
     only_watches: bool,
     /// The ports that it has.
     others_ports: Vec<String>,
+    /// How it stands.
+    others: Option<OpenVswitch>,
 }
 
 impl Core {
@@ -253,6 +255,7 @@ impl Core {
             lacks_table: false,
             only_watches: false,
             others_ports: Vec::new(),
+            others: None,
         }
     }
 
@@ -264,6 +267,11 @@ impl Core {
     /// Which ports has what decides instead.
     pub fn others_have(&mut self, ports: Vec<String>) {
         self.others_ports = ports;
+    }
+
+    /// How what decides instead stands.
+    pub fn others_are(&mut self, standing: OpenVswitch) {
+        self.others = Some(standing);
     }
 
     /// What is to be sent, in order; leaves nothing behind.
@@ -495,6 +503,7 @@ impl Core {
             // Without a descriptor, or handled by the loop.
             SupervisorToControl::DatapathChannel
             | SupervisorToControl::ApiSocket { .. }
+            | SupervisorToControl::OvsSocket
             | SupervisorToControl::Shutdown => self.counts.malformed += 1,
         }
     }

@@ -1,9 +1,11 @@
 //! What decides in place of the learning switch. The rest of control, the local API first of all, is the same.
 
+use lasthop_api::OpenVswitch;
 use lasthop_ipc::{FromControl, ToControl};
 use lasthop_management_ipc::{ControlToSupervisor, SupervisorToControl};
 use lasthop_policy::{ConnectionCursor, ConnectionStats, ConnectionView};
 use std::future::Future;
+use std::os::fd::OwnedFd;
 
 /// Decides what becomes of packets. Called by the event loop's thread alone.
 pub trait Decider {
@@ -17,6 +19,8 @@ pub trait Decider {
     fn hear_switch(&mut self, message: &ToControl, now_ms: u64) -> bool;
     /// The supervisor says something. As [`Decider::hear_switch`].
     fn hear_supervisor(&mut self, message: &SupervisorToControl, now_ms: u64) -> bool;
+    /// Its clients come to another socket from here on.
+    fn listen(&mut self, socket: OwnedFd);
     /// Names of the ports that it has.
     fn ports(&self) -> Vec<String>;
     /// Shows `see` the connections in the next `places` places of its table, from a cursor on that begins with the default; where to go on, unless these
@@ -36,6 +40,8 @@ pub trait Decider {
         now_ms: u64,
         is_meant: impl FnMut(&ConnectionView) -> bool,
     ) -> (usize, Option<ConnectionCursor>);
+    /// Who takes the packets that meet no flow, and how many nobody took.
+    fn standing(&self, now_ms: u64) -> OpenVswitch;
     /// Figures of that table; `None` if there is none.
     fn connection_stats(&self) -> Option<ConnectionStats>;
     /// Sends what it has for others, and gives what is for the switch and the supervisor, in order; leaves nothing behind. Numbers of its
@@ -64,6 +70,10 @@ impl Decider for Nobody {
         match *self {}
     }
 
+    fn listen(&mut self, _: OwnedFd) {
+        match *self {}
+    }
+
     fn ports(&self) -> Vec<String> {
         match *self {}
     }
@@ -85,6 +95,10 @@ impl Decider for Nobody {
         _: u64,
         _: impl FnMut(&ConnectionView) -> bool,
     ) -> (usize, Option<ConnectionCursor>) {
+        match *self {}
+    }
+
+    fn standing(&self, _: u64) -> OpenVswitch {
         match *self {}
     }
 

@@ -24,6 +24,7 @@ mod view;
 use crate::core::{Command, Core, Event};
 pub use decider::Decider;
 use decider::Nobody;
+pub use lasthop_api::OpenVswitch;
 use lasthop_ipc::{ChannelError, ToControl};
 use lasthop_management_ipc::{ControlToSupervisor, SupervisorToControl};
 use lasthop_policy::CONNECTIONS;
@@ -180,6 +181,11 @@ async fn serve<D: Decider>(given: Descriptors, beat: &Arc<Beat>, mut decider: Op
                             }
                             Err(e) => tracing::error!("new API socket: {e}"),
                         },
+                        (SupervisorToControl::OvsSocket, Some(fd)) => {
+                            if let Some(decider) = &mut decider {
+                                decider.listen(fd);
+                            }
+                        }
                         (message, _) => hear_supervisor(&mut core, &mut decider, message, now_ms()),
                     }
                 }
@@ -302,6 +308,7 @@ fn hear_supervisor<D: Decider>(core: &mut Core, decider: &mut Option<D>, message
 fn hear_call<D: Decider>(core: &mut Core, decider: &Option<D>, call: Event) {
     if let Some(decider) = decider {
         core.others_have(decider.ports());
+        core.others_are(decider.standing(now_ms()));
     }
     match (call, decider) {
         (Event::Call(core::Call::ConnectionStats { answer }), Some(decider)) => {

@@ -11,9 +11,9 @@ use futures_util::{Stream, StreamExt};
 use lasthop_api::{
     AclChanged, AclPage, AclRule, AclText, AddressSet, ApiError, Batching, Caches, Carried, Connection, ConnectionPage,
     ConntrackFlushed, ConntrackStats, CpuTimes, Denied, DeviceTable, Direction, Drops, Field, Flow, FlowPage, Group,
-    GroupPage, GuestQueue, Host, LeftOut, Mac, MacFlushed, MacPage, Member, Mirror, MirrorList, NotTaken, Port,
-    PortAdopted, PortChanged, PortConnections, PortPage, Queue, RefusedMac, Replaced, SetChanged, SetPage, Station,
-    SwitchStats, Totals, TraceOutput, TraceReport, Translation, Uplink, UplinkList, parse_frame,
+    GroupPage, GuestQueue, Host, LeftOut, Mac, MacFlushed, MacPage, Member, Mirror, MirrorList, NotTaken, OpenVswitch,
+    Port, PortAdopted, PortChanged, PortConnections, PortPage, Queue, RefusedMac, Replaced, SetChanged, SetPage,
+    Station, SwitchStats, Totals, TraceOutput, TraceReport, Translation, Uplink, UplinkList, parse_frame,
 };
 use lasthop_management_ipc::{MirrorConfig, Settings, UplinkConfig};
 use lasthop_policy::STATIC_MAC;
@@ -299,7 +299,7 @@ fn pairs(settings: Vec<Field>) -> Settings {
 #[zlink::service(
     interface = "org.lasthop.Switch",
     types = [AclRule, AclPage, AclText, AclChanged, AddressSet, SetPage, SetChanged, CpuTimes, Port, RefusedMac, Queue, Totals, Drops, Flow, Field, Mac, MacFlushed, Group, Member, GroupPage, PortChanged, PortPage, PortAdopted, NotTaken, Station, FlowPage, MacPage, Connection, Direction, ConnectionPage, ConntrackFlushed, ConntrackStats, PortConnections, SwitchStats, Host, DeviceTable, Caches, Denied, LeftOut, Replaced,
-             TraceOutput, TraceReport, Translation, Batching, Uplink, Carried, GuestQueue, UplinkList, Mirror, MirrorList],
+             OpenVswitch, TraceOutput, TraceReport, Translation, Batching, Uplink, Carried, GuestQueue, UplinkList, Mirror, MirrorList],
     vendor = "lasthop",
     product = "lasthop",
     version = env!("CARGO_PKG_VERSION")

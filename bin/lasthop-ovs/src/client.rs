@@ -101,6 +101,8 @@ pub(crate) struct Client {
     socket: Socket,
     /// Its second connection, once it has said hello.
     second: Option<Socket>,
+    /// The process at the other end.
+    pub process: Option<u32>,
     /// It waits for the answers to what it has sent.
     pub asks: bool,
     outbox: VecDeque<Vec<u8>>,
@@ -111,8 +113,10 @@ pub(crate) struct Client {
 impl Client {
     /// What it sends is closed by `aside`.
     pub fn new(socket: OwnedFd, aside: &Arc<Aside>) -> io::Result<Self> {
+        let process = sockopt::socket_peercred(&socket).ok().map(|peer| peer.pid.as_raw_nonzero().get());
+        let process = process.and_then(|pid| u32::try_from(pid).ok());
         let socket = Socket::new(Foreign::new(socket, aside), Interest::READABLE | Interest::WRITABLE)?;
-        Ok(Self { socket, second: None, asks: false, outbox: VecDeque::new(), full: false })
+        Ok(Self { socket, second: None, process, asks: false, outbox: VecDeque::new(), full: false })
     }
 
     /// What it does, if anything. `room` is of at least [`MAX_REQUEST`] bytes, and is kept by the caller: to clear as much for each

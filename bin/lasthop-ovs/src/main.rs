@@ -1,6 +1,7 @@
 //! `lasthop-ovs`: takes `lasthop-control`'s place where Open vSwitch decides. Started by `lasthop run --control ovs`.
 
 mod client;
+mod presence;
 mod record;
 mod server;
 

@@ -1,15 +1,16 @@
 //! The sockets of Open vSwitch's programs, and the device by which packets come whole, around the datapath that they speak of.
 
 use crate::client::{Client, Event, MAX_REQUEST, MAX_UPCALLS, Socket};
+use crate::presence::Presence;
 use crate::record::Record;
-use lasthop_control::{ConnectionCursor, ConnectionStats, ConnectionView, Decider};
+use lasthop_control::{ConnectionCursor, ConnectionStats, ConnectionView, Decider, OpenVswitch};
 use lasthop_ipc::{FromControl, ToControl};
 use lasthop_management_ipc::{ControlToSupervisor, SupervisorToControl};
 use lasthop_ovs_datapath::{Datapath, Figures, NotesFrom, Out, Tracked};
 use lasthop_sys::{Aside, Foreign};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{SocketFlags, accept_with};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -53,6 +54,9 @@ pub(crate) struct Server {
     tick: Option<Pin<Box<Sleep>>>,
     /// Closes what comes from clients.
     aside: Arc<Aside>,
+    presence: Presence,
+    /// Clients have come, gone or been told their numbers since it was looked who is there.
+    clients_changed: bool,
     /// That nobody is let in has been said.
     stuck: bool,
 }
@@ -84,6 +88,8 @@ impl Server {
             tick: None,
             stuck: false,
             aside,
+            presence: Presence::new(lasthop_control::now_ms()),
+            clients_changed: false,
         })
     }
 
@@ -135,7 +141,26 @@ impl Server {
                 self.hear(pid, event);
             }
         }
+        self.look_for_room();
         if did { Poll::Ready(()) } else { Poll::Pending }
+    }
+
+    /// Clients that had no room for upcalls and have read some since.
+    fn look_for_room(&mut self) {
+        let full: Vec<u32> = self.datapath.full_clients().collect();
+        let has_room = |pid: &u32| self.clients.get(pid).is_none_or(|client| client.waiting() < MAX_UPCALLS);
+        full.into_iter().filter(has_room).for_each(|pid| self.datapath.has_room(pid));
+    }
+
+    /// Which processes take packets, if that may be otherwise than it was.
+    fn look_who_is_there(&mut self, now_ms: u64) {
+        if !(self.datapath.takers_changed() | std::mem::take(&mut self.clients_changed)) {
+            return;
+        }
+        let process = |pid: u32| self.clients.get(&pid).and_then(|client| client.process);
+        let takers: BTreeSet<u32> = self.datapath.takers().filter_map(process).collect();
+        let connected: BTreeSet<u32> = self.clients.values().filter_map(|client| client.process).collect();
+        self.presence.update(&takers, &connected, self.datapath.is_made(), now_ms);
     }
 
     fn accept(&mut self, socket: OwnedFd) {
@@ -176,6 +201,7 @@ impl Server {
         self.new.retain(|new| *new != pid);
         self.clients.remove(&pid);
         self.datapath.disconnected(pid);
+        self.clients_changed = true;
     }
 
     /// A part of all there is to note, if that is being noted anew. Packets and requests have their turn before the next.
@@ -205,7 +231,11 @@ impl Server {
             self.datapath.connected(number);
         }
         client.welcome(number);
+        if let Some(process) = client.process.filter(|_| before != 0 && !self.datapath.is_made()) {
+            self.presence.is_left_over(process);
+        }
         self.clients.insert(number, client);
+        self.clients_changed = true;
     }
 
     /// Puts into a client's socket what it waits for, as far as there is room, and says whether that was all.
@@ -235,7 +265,8 @@ impl Server {
             }
             Out::Upcall(pid, datagram) => match self.clients.get_mut(&pid) {
                 Some(client) if client.waiting() < MAX_UPCALLS => client.queue(datagram),
-                _ => self.datapath.lost(1),
+                Some(_) => self.datapath.has_no_room(pid),
+                None => self.datapath.lost(1),
             },
             Out::Note(note) => {
                 self.record.add(&note);
@@ -282,6 +313,17 @@ impl Decider for Server {
         self.datapath.hear_supervisor(message)
     }
 
+    fn listen(&mut self, socket: OwnedFd) {
+        match Socket::new(Foreign::new(socket, &self.aside), Interest::READABLE) {
+            Ok(listener) => self.listener = listener,
+            Err(e) => tracing::error!("new socket of Open vSwitch's programs: {e}"),
+        }
+    }
+
+    fn standing(&self, now_ms: u64) -> OpenVswitch {
+        self.presence.shown(self.datapath.untaken(), now_ms)
+    }
+
     fn ports(&self) -> Vec<String> {
         self.datapath.port_names().map(str::to_owned).collect()
     }
@@ -315,6 +357,7 @@ impl Decider for Server {
         self.datapath.set_now(now_ms);
         self.record.set_now(now_ms);
         self.datapath.tick();
+        self.look_who_is_there(now_ms);
         if !self.record.is_kept() {
             // There may be room by now, also if nothing more is to be noted.
             self.begin_if_full();

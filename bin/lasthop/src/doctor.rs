@@ -15,6 +15,7 @@
 //! | `translation` | guests with an IOMMU of their own: pages that are not answered, not granted, or stale |
 //! | `moves` | guests on their way to another host, which is no fault |
 //! | `processes` | programs: versions, restarts, rights |
+//! | `open_vswitch` | Open vSwitch, where it decides |
 //! | `unknown` | what cannot be known, and drops that are over |
 
 mod facts;
@@ -23,6 +24,7 @@ mod front_end;
 mod interface;
 mod load;
 mod moves;
+mod open_vswitch;
 mod processes;
 mod rules;
 mod tables;
@@ -38,6 +40,7 @@ use finding::Finding;
 use lasthop_api::SwitchProxy;
 use lasthop_text::counted;
 use serde::Serialize;
+use std::path::Path;
 use std::time::Duration;
 
 #[derive(Debug, Args)]
@@ -71,7 +74,8 @@ struct Report {
 /// What is to be printed, and whether anything was found.
 pub fn doctor(args: &DoctorArgs) -> Result<(String, bool), CliError> {
     let mut instance = args.shared.instance()?;
-    let before = if args.since_start { Seen::default() } else { look(&mut instance)? };
+    let run_dir = &args.shared.run_dir;
+    let before = if args.since_start { Seen::default() } else { look(&mut instance, run_dir)? };
     if let Some(port) = &args.port
         && !args.since_start
         && !before.ports.iter().any(|p| p.name == *port)
@@ -81,11 +85,11 @@ pub fn doctor(args: &DoctorArgs) -> Result<(String, bool), CliError> {
     if !args.since_start {
         std::thread::sleep(Duration::from_secs(args.seconds));
     }
-    let now = look(&mut instance)?;
+    let now = look(&mut instance, run_dir)?;
     if let Some(port) = args.port.as_ref().filter(|port| !now.ports.iter().any(|p| p.name == **port)) {
         return Err(no_such(port));
     }
-    let run_dir = args.shared.run_dir.display().to_string();
+    let run_dir = run_dir.display().to_string();
     let facts = Facts { before: &before, now: &now, run_dir: &run_dir, named: args.port.as_deref() };
     let report = report(&facts);
     let found = !report.findings.is_empty();
@@ -98,17 +102,19 @@ fn no_such(port: &str) -> CliError {
 }
 
 /// All that is looked at, once.
-fn look(instance: &mut Instance) -> Result<Seen, CliError> {
+fn look(instance: &mut Instance, run_dir: &Path) -> Result<Seen, CliError> {
     let Figures { ports, interfaces, switch } = figures(instance)?;
     let mirrors = instance.ask(async |c| c.mirror_list().await)?.mirrors;
     let connections = instance.ask(async |c| c.conntrack_stats().await)?;
-    Ok(Seen { ports, interfaces, switch, mirrors, connections })
+    let ovs_socket = switch.open_vswitch.as_ref().and_then(|_| crate::ovs::socket_fault(run_dir));
+    Ok(Seen { ports, interfaces, switch, mirrors, connections, ovs_socket })
 }
 
 /// All checks, those first without which the others make little sense.
 fn report(facts: &Facts<'_>) -> Report {
     let families = [
         processes::findings(facts),
+        open_vswitch::findings(facts),
         front_end::findings(facts),
         translation::findings(facts),
         interface::findings(facts),

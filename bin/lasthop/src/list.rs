@@ -2,6 +2,7 @@
 
 use crate::SharedArgs;
 use crate::client::{CliError, Instance, collect};
+use crate::run::PACKET_PORT;
 use crate::table::{Align, Table, duration};
 use lasthop_api::{Drops, Field, Flow, Mirror, Port, SwitchProxy, SwitchStats, Translation, Uplink};
 use lasthop_text::counted;
@@ -245,6 +246,14 @@ fn actions(flow: &Flow) -> String {
     }
 }
 
+/// Behind such a flow's fields.
+const OWN_WAY: &str = "  (lasthop's own: from lasthop-ovs to that port)";
+
+/// Where Open vSwitch decides, a flow for what comes from `lasthop-ovs`: none of Open vSwitch's.
+fn is_own_way(flow: &Flow) -> bool {
+    flow.fields.iter().any(|field| field.name == "in_port" && field.value == PACKET_PORT)
+}
+
 fn flow_table(flows: &[Flow]) -> String {
     if flows.is_empty() {
         return "no flows; they appear with the first packets\n".into();
@@ -257,7 +266,9 @@ fn flow_table(flows: &[Flow]) -> String {
         ("FIELDS", Align::Left),
     ]);
     for f in flows {
-        table.row(vec![f.packets.to_string(), f.bytes.to_string(), duration(f.idle_ms), actions(f), fields(&f.fields)]);
+        let mark = if is_own_way(f) { OWN_WAY } else { "" };
+        let fields = format!("{}{mark}", fields(&f.fields));
+        table.row(vec![f.packets.to_string(), f.bytes.to_string(), duration(f.idle_ms), actions(f), fields]);
     }
     table.render()
 }
@@ -321,5 +332,7 @@ mod tests {
             flow_table(&[flow]),
             "PACKETS  BYTES  IDLE  TO    FIELDS\n      0      0   0ms  drop  in_port=vm1 vlan=none\n"
         );
+        let own = Flow { fields: vec![field("in_port", "ovs-packets")], ..Flow::default() };
+        assert!(flow_table(&[own]).contains("in_port=ovs-packets  (lasthop's own"));
     }
 }

@@ -482,6 +482,9 @@ fn completions(shell: Shell) -> String {
 /// What names a port that has gone and stays for the next of its name. It has gone: that what stays cannot be asked is no error.
 fn left_behind(instance: &mut client::Instance, name: &str) -> String {
     let mut text = String::new();
+    if list::ovs_decides(instance).unwrap_or_default() {
+        text += &format!("a bridge of Open vSwitch's that has {name} still names it: `ovs-vsctl del-port {name}`\n");
+    }
     let rules = instance.ask(async |c| client::collect(c.acl_show(&[name], false).await, |page| page.rules).await);
     if rules.unwrap_or_default().iter().any(|rule| rule.port.as_deref() == Some(name)) {
         text += &format!(

@@ -2,8 +2,12 @@
 
 mod units;
 
-use crate::client::CliError;
+use crate::client::{CliError, Instance};
+use lasthop_api::SwitchProxy;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use std::io;
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -61,11 +65,8 @@ fn library() -> Result<PathBuf, CliError> {
 fn exec(run_dir: &Path, command: &[String]) -> CliError {
     let run_dir = std::path::absolute(run_dir).unwrap_or_else(|_| run_dir.to_path_buf());
     let socket = run_dir.join(SOCKET_NAME);
-    if !socket.exists() {
-        let shown = socket.display();
-        return CliError::new(format!(
-            "there is no {shown}; start lasthop with `lasthop run --control ovs`, or say where it runs with --run-dir"
-        ));
+    if let Err(e) = reach(&socket) {
+        return CliError::new(unreachable(&run_dir, &socket, e));
     }
     let library = match library() {
         Ok(library) => library,
@@ -76,6 +77,51 @@ fn exec(run_dir: &Path, command: &[String]) -> CliError {
     };
     let error = become_program(program, arguments, &library, &socket);
     CliError::new(format!("{program}: {error}; is it installed, and in PATH?"))
+}
+
+/// Connects once: a file that nobody listens at any more would have the program wait for ever.
+fn reach(socket: &Path) -> Result<(), Errno> {
+    let address = SocketAddrUnix::new(socket)?;
+    let fd =
+        socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)?;
+    match connect(&fd, &address) {
+        // Somebody listens, and has much to do.
+        Err(Errno::AGAIN) => Ok(()),
+        connected => connected,
+    }
+}
+
+/// Why the socket cannot be connected to, and what to do.
+fn unreachable(run_dir: &Path, socket: &Path, e: Errno) -> String {
+    let (shown, dir) = (socket.display(), run_dir.display());
+    if matches!(e, Errno::ACCESS | Errno::PERM) {
+        return format!("may not use {shown}; run this as root, or as the user that runs lasthop");
+    }
+    let missing = matches!(e, Errno::NOENT | Errno::NOTDIR);
+    let how = if missing { format!("there is no {shown}") } else { format!("nobody listens at {shown} ({e})") };
+    // Nobody answers: its own word is that no lasthop is running there.
+    let decides = Instance::connect(run_dir).and_then(|mut instance| instance.ask(async |c| c.stats().await));
+    let start = "start it with `lasthop run --control ovs`";
+    match decides.map(|stats| stats.open_vswitch.is_some()) {
+        Ok(true) => format!(
+            "{how}, though lasthop runs with --control ovs at {dir}; it makes the socket anew: try again in a second, and if that does not help, see its \
+             log for what is in the way"
+        ),
+        Ok(false) => format!("{how}: lasthop runs at {dir}, but without --control ovs; end it, and {start}"),
+        Err(_) => format!("{how}, and no lasthop answers at {dir}; {start}, or say where it runs with --run-dir"),
+    }
+}
+
+/// What is wrong with the socket of a running lasthop's, as far as anybody may see.
+pub fn socket_fault(run_dir: &Path) -> Option<String> {
+    let socket = run_dir.join(SOCKET_NAME);
+    let shown = socket.display();
+    match std::fs::symlink_metadata(&socket) {
+        Ok(file) if !file.file_type().is_socket() => Some(format!("{shown} is no socket")),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Some(format!("there is no {shown}")),
+        Ok(_) if reach(&socket) == Err(Errno::CONNREFUSED) => Some(format!("nobody listens at {shown}")),
+        _ => None,
+    }
 }
 
 fn become_program(program: &str, arguments: &[String], library: &Path, socket: &Path) -> io::Error {

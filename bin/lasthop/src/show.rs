@@ -42,6 +42,8 @@ struct Shown {
     denied: Vec<Denied>,
     /// Its processes, and how often each was replaced.
     replaced: Vec<Replaced>,
+    /// Open vSwitch decides.
+    open_vswitch: bool,
 }
 
 /// `lasthop show PORT`
@@ -80,6 +82,7 @@ fn ask(instance: &mut Instance, name: &str) -> Result<Shown, CliError> {
         connections: connections.ports.into_iter().find(|port| port.port == name),
         denied: switch.denied.into_iter().filter(|denied| denied.port == name).collect(),
         replaced: switch.replaced.into_iter().filter(|replaced| is_process_of(&replaced.process, name)).collect(),
+        open_vswitch: switch.open_vswitch.is_some(),
         port,
     })
 }

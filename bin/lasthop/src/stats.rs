@@ -1,5 +1,7 @@
 //! `lasthop stats`.
 
+mod open_vswitch;
+
 use crate::SharedArgs;
 use crate::client::CliError;
 use crate::list::{Figures, figures, not_carried};
@@ -195,6 +197,7 @@ fn render(stats: &Stats, verbose: bool) -> String {
     }
     out.push('\n');
     out.push_str(&sums(stats, verbose));
+    out.push_str(&open_vswitch::untaken(&stats.switch));
     stats.switch.replaced.iter().filter_map(|r| replaced(r, decider)).for_each(|line| out.push_str(&line));
     if !stats.switch.switch_connected {
         out.push_str("the switch process is not connected; counters are not known now\n");

@@ -48,13 +48,16 @@ fn render(report: &TraceReport) -> String {
                 format!("to {} ({}, idle {})", outputs(&f.outputs), counted(f.packets, "packet"), duration(f.idle_ms)),
             ));
         }
+        None if report.nobody => lines.push(("flow", "none, and nobody of Open vSwitch's is there to decide".into())),
         None if report.undecided => lines.push(("flow", "none: the packet would wait for Open vSwitch".into())),
         None => lines.push(("flow", "none: the packet would wait for control, which decides as follows".into())),
     }
     for (n, reason) in report.reasons.iter().enumerate() {
         lines.push((if n == 0 { "policy" } else { "" }, reason.clone()));
     }
-    if report.undecided {
+    if report.nobody {
+        lines.push(("result", "dropped (miss_timeout): Open vSwitch is not there".into()));
+    } else if report.undecided {
         lines.push(("result", "not known: Open vSwitch has not been asked".into()));
     } else if report.outputs.is_empty() {
         lines.push(("result", "dropped".into()));
@@ -79,5 +82,7 @@ mod tests {
         let report = |undecided| render(&TraceReport { undecided, ..TraceReport::default() });
         assert!(report(false).ends_with("result  dropped\n"), "{}", report(false));
         assert!(report(true).ends_with("result  not known: Open vSwitch has not been asked\n"), "{}", report(true));
+        let away = render(&TraceReport { undecided: true, nobody: true, ..TraceReport::default() });
+        assert!(away.ends_with("result  dropped (miss_timeout): Open vSwitch is not there\n"), "{away}");
     }
 }

@@ -3,6 +3,8 @@
 
 #[path = "open_vswitch/advice.rs"]
 mod advice;
+#[path = "open_vswitch/away.rs"]
+mod away;
 #[path = "open_vswitch/connections.rs"]
 mod connections;
 #[path = "open_vswitch/deaths.rs"]

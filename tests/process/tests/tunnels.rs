@@ -200,6 +200,34 @@ fn what_is_too_long_for_the_way_is_fragmented_or_dropped() {
     assert!(a.ping(&b, "-s 1000"));
 }
 
+/// Each was called an interface that somebody had set down.
+#[test]
+fn a_way_that_the_host_does_not_have_is_said() {
+    let [a, _b] = hosts();
+    a.tunnel("geneve", "options:remote_ip=203.0.113.9");
+    let no_route = || {
+        let interfaces = a.lasthop.json(&["stats"])["interfaces"].clone();
+        let drops =
+            interfaces.as_array().expect("a list").iter().flat_map(|i| i["drops"].as_array().expect("a list").clone());
+        drops.filter(|d| d["reason"] == "no_route").map(|d| d["packets"].as_u64().expect("a number")).sum::<u64>()
+    };
+    let lost = |what: &str| {
+        let before = no_route();
+        wait_for(what, PATIENCE, || {
+            a.guest.output("ping -n -c 1 -W 1 10.8.0.2");
+            no_route() > before
+        });
+    };
+    lost("a packet without a route");
+    a.vsctl("set interface t options:remote_ip=192.0.2.2 options:local_ip=198.51.100.7");
+    a.appctl(&["revalidator/wait"]);
+    lost("a packet from an address that is not this host's");
+    let out = a.lasthop.try_command(&["doctor", "--since-start", "--json"]);
+    let said = String::from_utf8_lossy(&out.stdout).into_owned();
+    assert!(said.contains("tunnel-no-route") && said.contains("ip route get REMOTE"), "{said}");
+    assert!(!said.contains("interface-down"), "{said}");
+}
+
 #[test]
 fn flows_choose_network_and_other_end() {
     let [a, b] = hosts();

@@ -246,6 +246,11 @@ impl Core {
             && self.find(name).is_some_and(|id| self.devices.contains_key(&id))
     }
 
+    /// Something else is to decide, and is not there.
+    fn is_nobody_there(&self) -> bool {
+        self.others.as_ref().is_some_and(|others| others.processes.is_empty())
+    }
+
     /// Those, where something else decides.
     pub(super) fn interfaces_of_others(&self) -> Option<Vec<String>> {
         let names = self.others_ports.iter().filter(|name| self.is_of_others(name));
@@ -325,7 +330,11 @@ impl Core {
     ) {
         let mut explanation = self.policy.explain(key, headers, now_ms, |id| self.name(id));
         if self.only_watches {
-            let of = flow.as_ref().map_or("it has not yet: such a packet would wait for it", |_| "as this flow does");
+            let of = match (&flow, self.is_nobody_there()) {
+                (Some(_), _) => "as this flow does",
+                (None, true) => "it is not there (`lasthop doctor`): nobody would decide about such a packet",
+                (None, false) => "it has not yet: such a packet would wait for it",
+            };
             (explanation.lines, explanation.outputs) = (vec![format!("Open vSwitch decides; {of}")], Vec::new());
             explanation.lines.push("`ovs-appctl ofproto/trace` shows which of its rules".into());
         } else if explanation.floods {
@@ -335,6 +344,7 @@ impl Core {
         let outputs = flow.as_ref().map_or(explanation.outputs, |f| view::outputs(&f.flow.actions));
         let report = TraceReport {
             undecided: self.only_watches && flow.is_none(),
+            nobody: self.is_nobody_there() && flow.is_none(),
             key: view::packet(key, |id| self.name(id)),
             flow: flow.map(|f| view::flow(&f, |id| self.name(id))),
             reasons: explanation.lines,

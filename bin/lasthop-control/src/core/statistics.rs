@@ -87,6 +87,7 @@ impl Core {
             left_out: self.left_out(),
             replaced,
             open_vswitch: self.interfaces_of_others(),
+            deciders: self.others.clone(),
             host,
             device: self.device_table(),
         }

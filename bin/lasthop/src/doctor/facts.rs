@@ -14,6 +14,8 @@ pub struct Seen {
     pub switch: SwitchStats,
     pub mirrors: Vec<Mirror>,
     pub connections: ConntrackStats,
+    /// What is wrong with the socket of Open vSwitch's programs, if it is to be there.
+    pub ovs_socket: Option<String>,
 }
 
 /// Where a packet was dropped.
@@ -105,6 +107,16 @@ impl<'a> Facts<'a> {
     /// Something this old still counts.
     pub fn is_recent(&self, age_ms: u64) -> bool {
         age_ms < RECENT_MS || self.before.ports.is_empty()
+    }
+
+    /// Whether Open vSwitch decides.
+    pub fn is_open_vswitchs(&self) -> bool {
+        self.now.switch.open_vswitch.is_some()
+    }
+
+    /// The process that decides what becomes of packets.
+    pub fn decider(&self) -> &'static str {
+        if self.is_open_vswitchs() { "lasthop-ovs" } else { "lasthop-control" }
     }
 
     /// A command to this instance, as one types it.

@@ -8,7 +8,7 @@ use lasthop_api::{Port, Uplink};
 const TROUBLED: [&str; 2] = ["starting", "waiting"];
 
 /// Reasons for which an interface's process drops packets, of those that are a fault: the kind, what is wrong, and what to do.
-const LOST: [(&str, &str, &str, &str); 4] = [
+const LOST: [(&str, &str, &str, &str); 5] = [
     (
         "overrun",
         "interface-overrun",
@@ -20,6 +20,13 @@ const LOST: [(&str, &str, &str, &str); 4] = [
         "interface-full",
         "the kernel has no memory for what goes out, or the disk of a capture file is full",
         "make room",
+    ),
+    (
+        "no_route",
+        "tunnel-no-route",
+        "the host has no route to a tunnel's other end, or not the address that the tunnel is told to send from",
+        "see where each tunnel goes (`ovs-vsctl --columns=name,options list interface`), and whether the host can: `ip route get REMOTE`, \
+         with a `local_ip`: `ip route get REMOTE from LOCAL`; add the route or the address, or mend the option",
     ),
     ("device_down", "interface-down", "somebody has set it down while packets went out", "set it up"),
     (
@@ -96,6 +103,10 @@ fn longer(facts: &Facts<'_>) -> Vec<Finding> {
     for port in facts.ports() {
         let outside = facts.drops(port, Way::Outside, "too_long");
         if let Some(interface) = facts.interface(&port.name).filter(|_| outside.now > 0) {
+            if is_tunnel(interface) {
+                found.push(longer_than_underlay(interface).seen(outside.said("dropped as too_long")));
+                continue;
+            }
             let mtu = interface.mtu.map_or_else(|| "not known".into(), |mtu| format!("{mtu} bytes"));
             let what = format!("packets are longer than {} takes (MTU {mtu})", interface.device);
             let remedy = format!(
@@ -113,6 +124,23 @@ fn longer(facts: &Facts<'_>) -> Vec<Finding> {
         }
     }
     found
+}
+
+fn is_tunnel(interface: &Uplink) -> bool {
+    matches!(interface.driver.as_deref(), Some("vxlan" | "geneve" | "gre" | "ip6gre"))
+}
+
+/// A tunnel's own MTU says nothing: it is what the way to the other end takes, less the headers.
+fn longer_than_underlay(interface: &Uplink) -> Finding {
+    let what = format!(
+        "packets of {} are, with the tunnel's headers, longer than the way to its other end takes",
+        interface.device
+    );
+    Finding::at(&interface.name, "mtu", what).remedy(
+        "set the guests' MTU to that of the network between the hosts less the headers (1442 for Geneve where it is 1500: 58 bytes over IPv4, 78 over \
+         IPv6, and a tunnel's options; OVN's DHCP can tell guests); or raise that network's (`ip link set eth0 mtu N` on both hosts); or have \
+         packets cut: `ovs-vsctl set interface NAME options:df_default=false`",
+    )
 }
 
 /// Nothing has been lost yet, and what is announced does not fit together.
@@ -211,6 +239,30 @@ mod tests {
         let two = with(vec![uplink("net", "up"), guest], &[device]);
         let [finding] = &findings(&facts(&two, &two))[..] else { panic!("one") };
         assert_eq!(finding.command.as_deref(), Some("ip link set v0 mtu 1500"));
+    }
+
+    /// The remedy was an MTU of 65 000, and to set up what was up.
+    #[test]
+    fn what_a_tunnel_loses_has_remedies_of_its_own() {
+        let lost = |reason, packets| {
+            let interface = Uplink {
+                id: up("genev_sys_6081").id,
+                driver: Some("geneve".into()),
+                mtu: Some(65_000),
+                drops: dropped(reason, packets),
+                guest: true,
+                ..uplink("genev_sys_6081", "up")
+            };
+            with(vec![interface], &[up("genev_sys_6081")])
+        };
+        for (reason, kind, words) in
+            [("too_long", "mtu", "options:df_default=false"), ("no_route", "tunnel-no-route", "ip route get REMOTE")]
+        {
+            let (before, now) = (lost(reason, 3), lost(reason, 5));
+            let [finding] = &findings(&facts(&before, &now))[..] else { panic!("one") };
+            assert_eq!(finding.kind, kind);
+            assert!(finding.remedy.contains(words) && !finding.remedy.contains("65000"), "{}", finding.remedy);
+        }
     }
 
     #[test]

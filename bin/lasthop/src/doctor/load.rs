@@ -46,9 +46,13 @@ fn rates(facts: &Facts<'_>, port: &Port) -> Vec<Finding> {
 
 /// First packets that control does not answer in time.
 fn control_late(facts: &Facts<'_>, port: &Port) -> Option<Finding> {
+    // Then the finding is another.
+    if facts.now.switch.deciders.as_ref().is_some_and(|deciders| deciders.processes.is_empty()) {
+        return None;
+    }
     let lost = ["miss_queue_full", "miss_timeout"].map(|reason| (reason, facts.drops(port, Way::From, reason)));
     let (reason, lost) = lost.into_iter().find(|(_, lost)| lost.now > 0)?;
-    let decider = if facts.now.switch.open_vswitch.is_some() { "lasthop-ovs" } else { "lasthop-control" };
+    let decider = if facts.is_open_vswitchs() { "ovs-vswitchd or lasthop-ovs" } else { "lasthop-control" };
     Some(
         Finding::at(&port.name, "control-late", format!("{decider} does not decide in time what becomes of new flows' first packets"))
             .seen(lost.said(&format!("dropped as {reason}")))

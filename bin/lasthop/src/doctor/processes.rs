@@ -28,7 +28,7 @@ fn away(facts: &Facts<'_>) -> Option<Finding> {
 
 fn versions(facts: &Facts<'_>, own: &str) -> Option<Finding> {
     let host = &facts.now.switch.host;
-    let decider = if facts.now.switch.open_vswitch.is_some() { "lasthop-ovs" } else { "lasthop-control" };
+    let decider = facts.decider();
     let same = host.version == own && host.control_version == own;
     (!same).then(|| {
         let shown = |version: &str| if version.is_empty() { "an older one that does not say".to_owned() } else { version.to_owned() };
@@ -60,7 +60,8 @@ fn restarted(facts: &Facts<'_>, replaced: &Replaced) -> Option<Finding> {
         let port = replaced.process.split_once(' ').map(|(_, port)| port.to_owned());
         let what = if keeps { "keeps being replaced" } else { "was replaced while this command looked" };
         let why = replaced.why.as_deref().unwrap_or("not known");
-        let finding = Finding::of_all("restarted", format!("process {} {what}", replaced.process))
+        let process = if replaced.process == "control" { facts.decider() } else { &*replaced.process };
+        let finding = Finding::of_all("restarted", format!("process {process} {what}"))
             .seen(format!("{}, the last {} s ago: {why}", counted(times, "time"), age_ms / 1000))
             .remedy("the log of `lasthop run` has a line for each time; signal 9 without somebody's `kill` is the kernel's want of memory, signal 31 a bug to report");
         Finding { port, ..finding }
@@ -111,6 +112,10 @@ mod tests {
         assert_eq!(kinds(&once, &thrice), ["restarted"]);
         assert_eq!(kinds(&thrice, &thrice), ["restarted"]);
         assert_eq!(findings(&facts(&thrice, &thrice))[0].port.as_deref(), Some("net"));
+        let mut control = site(Host::default(), 3, 0);
+        control.switch.replaced[0].process = "control".into();
+        control.switch.open_vswitch = Some(Vec::new());
+        assert!(findings(&facts(&control, &control))[0].what.contains("lasthop-ovs keeps"));
         let long_ago = site(Host::default(), 3, 3_600_000);
         assert_eq!(kinds(&long_ago, &long_ago), [""; 0]);
         assert_eq!(kinds(&site(Host::default(), 0, 0), &site(Host::default(), 1, 100)), ["restarted"]);

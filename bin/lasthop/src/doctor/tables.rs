@@ -2,20 +2,28 @@
 
 use super::facts::{Facts, setting};
 use super::finding::Finding;
-use lasthop_api::{Drops, Port};
+use lasthop_api::{Drops, Port, PortConnections};
 use lasthop_policy::{FLOWS_MAX, FLOWS_PER_PORT_MAX};
 use lasthop_text::counted;
 
 /// Refusals of the tracker that mean that there is no room, and what to do about each.
-const FULL: [(&str, &str); 4] = [
+const FULL: [(&str, &str); 5] = [
     ("full", "start lasthop with more (`lasthop run --connections N`), or end some: `lasthop conntrack flush`"),
     ("owner_limit", "raise the port's limit, or end some of its connections: `lasthop conntrack flush --port NAME`"),
+    (
+        "zone_limit",
+        "raise the limit of the zone (`ovs-appctl dpctl/ct-get-limits` shows them): `ovs-appctl dpctl/ct-set-limits zone=Z,limit=N`",
+    ),
     ("no_translation", "give the list's `snat` more addresses or ports"),
     (
         "address_share",
         "give the list's `snat` more addresses, or raise the share: `lasthop port set NAME --nat-ports N`",
     ),
 ];
+
+/// Where Open vSwitch decides.
+const OWNER_LIMIT_OVS: &str = "a VM's port may open a quarter of the table: start lasthop with a larger one (`lasthop run --connections N`), or end some: `lasthop conntrack \
+     flush --port NAME`";
 
 pub fn findings(facts: &Facts<'_>) -> Vec<Finding> {
     let of_ports = facts.ports().flat_map(|port| {
@@ -95,22 +103,13 @@ fn connections(facts: &Facts<'_>) -> Vec<Finding> {
         );
     }
     for port in now.ports.iter().filter(|port| port.connections >= port.limit && port.limit > 0) {
-        let more = port.limit.saturating_mul(2);
-        found.push(
-            Finding::at(
-                &port.port,
-                "connections-full",
-                "it has opened as many connections as it may: the next is dropped as ct_limit",
-            )
-            .seen(format!("{} of {}", counted(port.connections, "connection"), port.limit))
-            .remedy("raise its limit, or end some: `lasthop conntrack flush --port NAME`")
-            .command(facts.lasthop(&format!("port set {} --connections {more}", port.port))),
-        );
+        found.push(connections_of(facts, port));
     }
     let count = |drops: &[Drops], reason| drops.iter().find(|d| d.reason == reason).map_or(0, |d| d.packets);
     for (reason, remedy) in FULL {
         let (before, after) = (count(&facts.before.connections.refused, reason), count(&now.refused, reason));
         if after > before {
+            let remedy = if reason == "owner_limit" && facts.is_open_vswitchs() { OWNER_LIMIT_OVS } else { remedy };
             let told = format!(
                 "{} of {} connections; {} refused as {reason}",
                 now.connections,
@@ -127,12 +126,28 @@ fn connections(facts: &Facts<'_>) -> Vec<Finding> {
     found
 }
 
+/// Under Open vSwitch a port has its share of the table, and no limit of its own.
+fn connections_of(facts: &Facts<'_>, port: &PortConnections) -> Finding {
+    let what = |reason| format!("it has opened as many connections as it may: the next is dropped as {reason}");
+    let at = |reason| {
+        let seen = format!("{} of {}", counted(port.connections, "connection"), port.limit);
+        Finding::at(&port.port, "connections-full", what(reason)).seen(seen)
+    };
+    if facts.is_open_vswitchs() {
+        return at("policy").remedy(OWNER_LIMIT_OVS);
+    }
+    let more = port.limit.saturating_mul(2);
+    at("ct_limit")
+        .remedy("raise its limit, or end some: `lasthop conntrack flush --port NAME`")
+        .command(facts.lasthop(&format!("port set {} --connections {more}", port.port)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::facts::Seen;
     use super::super::facts::testutil::*;
     use super::*;
-    use lasthop_api::{PortConnections, RefusedMac};
+    use lasthop_api::RefusedMac;
 
     fn kinds(before: &Seen, now: &Seen) -> Vec<&'static str> {
         findings(&facts(before, now)).iter().map(|f| f.kind).collect()
@@ -171,6 +186,11 @@ mod tests {
         assert_eq!(kinds, ["flows-full", "connections-no-memory", "connections-full", "connections-full"]);
         assert_eq!(found[2].command.as_deref(), Some("lasthop port set a --connections 8"));
         assert!(found[3].remedy.contains("snat"));
+        // The command was refused there.
+        (now.switch.open_vswitch, now.connections.refused) = (Some(Vec::new()), dropped("zone_limit", 1));
+        let found = findings(&facts(&seen(&[up("a")]), &now));
+        assert!(found[2].command.is_none() && found[2].remedy.contains("--connections N"), "{:?}", found[2]);
+        assert!(found[3].remedy.contains("ct-set-limits"), "{:?}", found[3]);
         let mut healthy = seen(&[up("a")]);
         healthy.connections.refused = dropped("tcp_state", 2);
         assert!(findings(&facts(&seen(&[up("a")]), &healthy)).is_empty());

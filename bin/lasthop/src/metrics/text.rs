@@ -106,7 +106,7 @@ fn all((figures, connections): &(Figures, ConntrackStats)) -> Vec<Family> {
 
 fn of_switch(switch: &SwitchStats) -> Vec<Family> {
     let caches = &switch.caches;
-    vec![
+    let mut of_switch = vec![
         one(
             "switch_connected",
             "Whether the data plane is connected to control",
@@ -124,7 +124,23 @@ fn of_switch(switch: &SwitchStats) -> Vec<Family> {
         one("flow_cache_hits", "Lookups that found their flow in a cache", Number::Count(caches.hits)),
         one("flow_cache_misses", "Lookups that found it in the table", Number::Count(caches.misses)),
         one("flow_cache_evicted", "Flows that lived and had to leave a cache", Number::Count(caches.evicted)),
-    ]
+    ];
+    if let Some(deciders) = &switch.deciders {
+        let there = deciders.processes.len() as u64;
+        of_switch.extend([
+            one(
+                "open_vswitch_processes",
+                "Processes of Open vSwitch that decide about first packets: 1 is right",
+                level(there),
+            ),
+            one(
+                "open_vswitch_lost",
+                "Packets that met no flow and that nobody of Open vSwitch took",
+                Number::Count(deciders.lost),
+            ),
+        ]);
+    }
+    of_switch
 }
 
 fn of_processes(switch: &SwitchStats) -> Vec<Family> {

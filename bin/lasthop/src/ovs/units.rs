@@ -83,7 +83,7 @@ pub fn install(args: &InstallArgs) -> Result<String, CliError> {
 
 /// Takes away what [`install`] wrote.
 pub fn uninstall(places: &Places) -> Result<String, CliError> {
-    let (mut said, mut unit_gone) = (String::new(), false);
+    let (mut said, mut unit_gone, mut removed) = (String::new(), false, false);
     for file in [DROP_IN, UNIT] {
         let path = places.root.join(file);
         match std::fs::read_to_string(&path) {
@@ -96,7 +96,7 @@ pub fn uninstall(places: &Places) -> Result<String, CliError> {
             Ok(_) => {
                 std::fs::remove_file(&path).map_err(|e| CliError::new(format!("{}: {e}", path.display())))?;
                 let _ = writeln!(said, "{}: removed", path.display());
-                unit_gone |= file == UNIT;
+                (unit_gone, removed) = (unit_gone || file == UNIT, true);
             }
             Err(e) => return Err(CliError::new(format!("{}: {e}", path.display()))),
         }
@@ -111,8 +111,11 @@ pub fn uninstall(places: &Places) -> Result<String, CliError> {
     if unit_gone && is_ours() && std::fs::remove_file(&wanted).is_ok() {
         let _ = writeln!(said, "{}: removed", wanted.display());
     }
-    said += &reload(&places.root);
-    said += "next:\n  systemctl restart openvswitch-switch    (over the kernel's datapath again)\n  systemctl stop lasthop\n";
+    if removed {
+        said += &reload(&places.root);
+        said += "next:\n  systemctl stop lasthop\n  ip link del BRIDGE    (for each bridge of `ovs-vsctl list-br` whose TAP device is still there: the \
+                 kernel's datapath cannot have a port of that name)\n  systemctl restart openvswitch-switch    (over the kernel's datapath again)\n";
+    }
     Ok(said)
 }
 

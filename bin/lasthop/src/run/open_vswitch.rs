@@ -3,7 +3,8 @@
 //! kernel about (is it there, its MTU, its carrier). No packet passes a representor.
 
 use super::RunError::{self, Failed, Usage};
-use super::socket::Listener;
+use super::served::{Served, Serves};
+use super::setup::ApiSocket;
 use super::store::{SavedPort, SavedUplink};
 use super::supervisor::Supervisor;
 use lasthop_policy::{Mirror, OF_SWITCH, OF_SWITCH_WORDS, PortSettings};
@@ -23,6 +24,9 @@ const SOCKET_NAME: &str = "ovs.sock";
 pub const PACKET_PORT: &str = "ovs-packets";
 /// Room for an interface's name and the zero behind it (linux/if.h).
 const IF_NAMESIZE: usize = 16;
+/// Beginnings of names that Open vSwitch has for its datapaths and for what tunnels leave through, and of ours.
+const RESERVED: [&str; 8] =
+    ["ovs-", "genev_sys", "vxlan_sys", "gre_sys", "ip6gre_sys", "erspan_sys", "ip6erspan_sys", "gtpu_sys"];
 /// Its MTU: the most that a TAP device can have. Frames of 64 KiB are cut by the kernel.
 const PACKET_MTU: u16 = 65_521;
 
@@ -52,7 +56,8 @@ pub struct Told<'a> {
 /// What there is for Open vSwitch.
 #[derive(Debug)]
 pub struct OpenVswitch {
-    listener: Listener,
+    /// Where its programs connect to; among those that are looked after, once the supervisor has it.
+    pub socket: Option<Served>,
     /// Opened once the first process needs it.
     frames: OwnedFd,
     /// Where a `lasthop-ovs` notes what the next one goes on with.
@@ -77,19 +82,21 @@ impl OpenVswitch {
     }
 
     fn new(run_dir: &Path) -> Result<Self, RunError> {
-        let listener = Listener::bind_for_datagrams(&run_dir.join(SOCKET_NAME)).map_err(Failed)?;
+        let socket = ApiSocket { path: run_dir.join(SOCKET_NAME), group: None, datagrams: true };
+        let listener = socket.bind().map_err(Failed)?;
         let frames = make_tap(PACKET_PORT, Some(PACKET_MTU)).map_err(|e| {
             let again = if e == Errno::BUSY { "; is another lasthop with --control ovs running?" } else { "" };
             Failed(format!("--control ovs: cannot make the TAP device {PACKET_PORT}: {e}{again}"))
         })?;
         let file = || memfd("lasthop-ovs", 0).map_err(|e| Failed(format!("--control ovs: memory for a record: {e}")));
-        Ok(Self { listener, frames, record: [file()?, file()?], representors: BTreeMap::new() })
+        let socket = Some(Served::new((socket, listener), Serves::OpenVswitch));
+        Ok(Self { socket, frames, record: [file()?, file()?], representors: BTreeMap::new() })
     }
 
-    /// What `lasthop-ovs` gets.
-    pub fn descriptors(&self) -> [BorrowedFd<'_>; 4] {
+    /// What `lasthop-ovs` gets, behind the sockets whose clients it serves.
+    pub fn descriptors(&self) -> [BorrowedFd<'_>; 3] {
         let [record, other] = self.record.each_ref().map(AsFd::as_fd);
-        [self.listener.as_fd(), self.frames.as_fd(), record, other]
+        [self.frames.as_fd(), record, other]
     }
 
     /// The port by which packets get there.
@@ -138,7 +145,7 @@ pub fn check_driver(driver: UplinkDriver) -> Result<(), String> {
 /// Refuses what the learning switch alone does: nobody would be told that it has no effect.
 fn check(told: &Told<'_>, uplink: Option<&SavedUplink>) -> Result<(), RunError> {
     for port in told.ports {
-        check_length(&port.name).map_err(|e| Usage(format!("--port {}: {e}", port.name)))?;
+        check_name(&port.name).map_err(|e| Usage(format!("--port {}: {e}", port.name)))?;
     }
     if let Some(SavedUplink { name, device, .. }) = uplink {
         return Err(Usage(format!(
@@ -168,7 +175,10 @@ pub fn is_interface(name: &str) -> bool {
 }
 
 /// Open vSwitch finds a VM's port by an interface of its name.
-fn check_length(port: &str) -> Result<(), String> {
+fn check_name(port: &str) -> Result<(), String> {
+    if RESERVED.iter().any(|name| port.starts_with(name)) {
+        return Err(format!("Open vSwitch makes interfaces of the name {port} itself; choose another name"));
+    }
     if port.len() < IF_NAMESIZE {
         return Ok(());
     }
@@ -180,7 +190,7 @@ impl Supervisor {
     /// Refuses a new port of a VM's that Open vSwitch could not use.
     pub(super) fn check_for_ovs(&self, port: &str) -> Result<(), String> {
         let Some(ovs) = &self.ovs else { return Ok(()) };
-        check_length(port)?;
+        check_name(port)?;
         // That of a port just removed goes in a moment.
         if !ovs.representors.contains_key(port) && is_interface(port) {
             return Err(format!(

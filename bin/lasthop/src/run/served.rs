@@ -1,4 +1,5 @@
-//! The API's sockets: control serves their clients, the supervisor makes them and, where a file is gone, makes another.
+//! The sockets whose clients the process that decides serves, of the API and for Open vSwitch: the supervisor makes them and, where a file
+//! is gone, makes another.
 
 use super::presence::Presence;
 use super::setup::ApiSocket;
@@ -9,15 +10,47 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
-/// Wait between two attempts to make a socket of the API anew.
-const API_WAIT: Duration = Duration::from_secs(1);
+/// Wait between two attempts to make a socket anew.
+const SOCKET_WAIT: Duration = Duration::from_secs(1);
 
-/// A socket of the API, whose clients control serves.
+/// Who the clients of a socket are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Serves {
+    /// Of the API.
+    Owners,
+    /// Of the API, and may change nothing.
+    Readers,
+    /// Programs of Open vSwitch's.
+    OpenVswitch,
+}
+
+impl Serves {
+    /// Whose socket it is, at the beginning of a line.
+    fn whose(self) -> &'static str {
+        if self == Self::OpenVswitch { "Open vSwitch" } else { "API" }
+    }
+
+    /// What does not come through while it is away.
+    fn what(self) -> &'static str {
+        if self == Self::OpenVswitch { "program of Open vSwitch's" } else { "command" }
+    }
+
+    /// Hands another one, which travels along, to the process that serves it.
+    fn message(self) -> SupervisorToControl {
+        match self {
+            Self::Owners => SupervisorToControl::ApiSocket { read_only: false },
+            Self::Readers => SupervisorToControl::ApiSocket { read_only: true },
+            Self::OpenVswitch => SupervisorToControl::OvsSocket,
+        }
+    }
+}
+
+/// A socket whose clients control, or what is in its place, serves.
 #[derive(Debug)]
 pub struct Served {
     socket: ApiSocket,
     listener: Listener,
-    read_only: bool,
+    serves: Serves,
     /// Its file is gone: when to make another.
     again_at: Option<Instant>,
     complaint: Option<String>,
@@ -25,8 +58,8 @@ pub struct Served {
 
 impl Served {
     /// One that has just been made.
-    pub fn new((socket, listener): (ApiSocket, Listener), read_only: bool) -> Self {
-        Self { socket, listener, read_only, again_at: None, complaint: None }
+    pub fn new((socket, listener): (ApiSocket, Listener), serves: Serves) -> Self {
+        Self { socket, listener, serves, again_at: None, complaint: None }
     }
 
     /// Has the kernel report what becomes of it.
@@ -37,25 +70,25 @@ impl Served {
     /// Makes another in its place, if that is due: its end for control.
     fn step(&mut self, presence: &Presence, now: Instant) -> Option<OwnedFd> {
         self.again_at.take_if(|at| *at <= now)?;
-        let path = self.socket.path.display();
+        let (path, whose) = (self.socket.path.display(), self.serves.whose());
         let made = self.socket.bind().and_then(|made| {
             let copy = made.as_fd().try_clone_to_owned().map_err(|e| e.to_string())?;
             Ok((made, copy))
         });
         match made {
             Ok((made, copy)) => {
-                info!("API: {path} is there again");
+                info!("{whose}: {path} is there again");
                 presence.watch(&made);
                 (self.listener, self.complaint) = (made, None);
                 Some(copy)
             }
             Err(e) => {
-                let complaint = format!("API: no command reaches lasthop: {e}; trying again");
+                let complaint = format!("{whose}: no {} reaches lasthop: {e}; trying again", self.serves.what());
                 if self.complaint.as_ref() != Some(&complaint) {
                     warn!("{complaint}");
                     self.complaint = Some(complaint);
                 }
-                self.again_at = Some(now + API_WAIT);
+                self.again_at = Some(now + SOCKET_WAIT);
                 None
             }
         }
@@ -74,12 +107,13 @@ impl AsFd for Served {
 }
 
 impl Supervisor {
-    /// Looks whether sockets are where they were, if there is a reason to, and makes those of the API anew that are not; ports make their own.
+    /// Looks whether sockets are where they were, if there is a reason to, and makes those anew that are not; ports make their own.
     pub(super) fn step_presence(&mut self, now: Instant) {
         if self.presence.is_due(&self.epoll, now) {
             for served in &mut self.served {
                 if served.again_at.is_none() && !served.listener.is_in_place() {
-                    warn!("API: {} was removed or replaced; making it anew", served.socket.path.display());
+                    let (path, whose) = (served.socket.path.display(), served.serves.whose());
+                    warn!("{whose}: {path} was removed or replaced; making it anew");
                     served.again_at = Some(now);
                 }
             }
@@ -87,8 +121,7 @@ impl Supervisor {
         }
         for served in &mut self.served {
             if let Some(copy) = served.step(&self.presence, now) {
-                let read_only = served.read_only;
-                self.control.send(SupervisorToControl::ApiSocket { read_only }, Some(copy));
+                self.control.send(served.serves.message(), Some(copy));
             }
         }
     }

@@ -193,7 +193,7 @@ fn check_cores(args: &RunArgs, cpus: &CpuList) -> Result<(), RunError> {
 }
 
 fn listen(run_dir: &Path, name: &str, group: Option<(String, u32)>) -> Result<(ApiSocket, Listener), RunError> {
-    let socket = ApiSocket { path: run_dir.join(name), group };
+    let socket = ApiSocket { path: run_dir.join(name), group, datagrams: false };
     let listener = socket.bind().map_err(Failed)?;
     Ok((socket, listener))
 }
@@ -241,13 +241,15 @@ fn read_group(group: &str) -> Result<(String, u32), RunError> {
     Ok((group.to_owned(), number.ok_or_else(unknown)?))
 }
 
-/// Where a socket of the API is, and the group that may use it if not ours.
+/// Where a socket is whose clients control serves, and the group that may use it if not ours.
 #[derive(Clone, Debug)]
 pub struct ApiSocket {
     /// In the run directory.
     pub path: PathBuf,
     /// Its name and number.
     pub group: Option<(String, u32)>,
+    /// It keeps the borders of what is sent: Open vSwitch's.
+    pub datagrams: bool,
 }
 
 impl ApiSocket {
@@ -256,7 +258,12 @@ impl ApiSocket {
         let dir = self.path.parent().unwrap_or(Path::new("/"));
         let made = DirBuilder::new().recursive(true).mode(0o755).create(dir);
         made.map_err(|e| format!("{}: cannot make the directory: {e}", dir.display()))?;
-        let listener = Listener::bind(&self.path, Access::Ours)?;
+        let bind = if self.datagrams {
+            Listener::bind_for_datagrams(&self.path)
+        } else {
+            Listener::bind(&self.path, Access::Ours)
+        };
+        let listener = bind?;
         if let Some((name, number)) = &self.group {
             let shared = listener.share_with(*number);
             shared.map_err(|e| {

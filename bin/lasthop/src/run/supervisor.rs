@@ -14,7 +14,7 @@ use super::presence::Presence;
 use super::probing;
 use super::replaced::Replacements;
 use super::segments::Segments;
-use super::served::Served;
+use super::served::{Served, Serves};
 use super::service::Heart;
 use super::sessions::{self, Sessions};
 use super::settings_text::changed;
@@ -137,7 +137,7 @@ pub struct Supervisor {
 
 impl Supervisor {
     /// Opens the ports. Those of the command line must work; a remembered one that does not is tried again later.
-    pub fn new(setup: Setup) -> Result<Self, RunError> {
+    pub fn new(mut setup: Setup) -> Result<Self, RunError> {
         raise_descriptor_limit();
         let system = |what: &str, e: rustix::io::Errno| Failed(format!("{what}: {e}"));
         let epoll = Epoll::new().map_err(|e| system("epoll", e))?;
@@ -191,8 +191,10 @@ impl Supervisor {
             lists: setup.lists,
             new_lists: Vec::new(),
             unsaved: setup.unsaved,
-            served: std::iter::once(Served::new(setup.api, false))
-                .chain(setup.read_api.map(|socket| Served::new(socket, true)))
+            // In the order of what `open_vswitch::control` names.
+            served: std::iter::once(Served::new(setup.api, Serves::Owners))
+                .chain(setup.read_api.map(|socket| Served::new(socket, Serves::Readers)))
+                .chain(setup.ovs.as_mut().and_then(|ovs| ovs.socket.take()))
                 .collect(),
             presence,
             ovs: setup.ovs,

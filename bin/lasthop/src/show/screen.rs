@@ -3,7 +3,7 @@
 use super::Shown;
 use crate::list::{fields, protects, trouble};
 use crate::table::{Align, Table, duration};
-use lasthop_api::{AclRule, Flow, Mirror, Port, Totals, Uplink};
+use lasthop_api::{Flow, Mirror, Port, Totals, Uplink};
 use lasthop_text::counted;
 
 /// So many of a long list fit on a screen.
@@ -37,7 +37,7 @@ pub fn render(shown: &Shown) -> String {
     screen.part("interface", shown.interface.iter().flat_map(interface));
     screen.part("queues", queues(port));
     screen.part("addresses", addresses(shown));
-    screen.part("lists", lists(&shown.rules));
+    screen.part("lists", lists(shown));
     screen.part("mirrors", shown.mirrors.iter().map(|mirror| mirrored(mirror, &port.name)));
     if let Some(of) = &shown.connections {
         screen.part("connections", [format!("{} of {} opened from there", of.connections, of.limit)]);
@@ -151,6 +151,9 @@ fn queues(port: &Port) -> Vec<String> {
 
 fn addresses(shown: &Shown) -> Vec<String> {
     let port = &shown.port;
+    if shown.open_vswitch {
+        return vec!["Open vSwitch learns them: `ovs-appctl fdb/show BRIDGE` shows them".into()];
+    }
     let mut lines = vec![format!("{} of {} learned", port.macs, port.mac_limit)];
     lines.extend(shown.macs.iter().take(FEW).map(|mac| {
         let vlan = if mac.vlan == 0 { String::new() } else { format!(" in VLAN {}", mac.vlan) };
@@ -170,8 +173,11 @@ fn addresses(shown: &Shown) -> Vec<String> {
 }
 
 /// A line for each list, and its rules if these are few.
-fn lists(rules: &[AclRule]) -> Vec<String> {
-    let mut lines = Vec::new();
+fn lists(shown: &Shown) -> Vec<String> {
+    let (rules, mut lines) = (&shown.rules, Vec::new());
+    if shown.open_vswitch {
+        return vec!["Open vSwitch decides: `ovs-ofctl dump-flows BRIDGE` shows its rules".into()];
+    }
     for direction in ["from-guest", "to-guest"] {
         let of: Vec<_> = rules.iter().filter(|rule| rule.direction == direction).collect();
         let Some(first) = of.first() else { continue };

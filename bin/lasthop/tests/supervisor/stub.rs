@@ -211,6 +211,7 @@ pub fn control(_called: &Path) {
                             | SupervisorToControl::Devices(_)
                             | SupervisorToControl::PortFault { .. }
                             | SupervisorToControl::ApiSocket { .. }
+                            | SupervisorToControl::OvsSocket
                             | SupervisorToControl::Forget(_)
                             | SupervisorToControl::Announce(_)
                             | SupervisorToControl::Mirrors(_)

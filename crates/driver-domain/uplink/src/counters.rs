@@ -36,6 +36,8 @@ reasons! {
     LostToNetwork = "lost_to_network",
     /// It was taken from the device, and the process ended before the switch had taken it.
     LostFromNetwork = "lost_from_network",
+    /// The host has no route to where a tunnel's packet is for, or not the address that it was to be from.
+    NoRoute = "no_route",
 }
 
 /// Counters of one device; any thread adds and reads. They lie in a page of the supervisor's, which reads them once more when

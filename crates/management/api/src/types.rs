@@ -358,6 +358,8 @@ pub struct SwitchStats {
     pub replaced: Vec<Replaced>,
     /// Where Open vSwitch decides: its ports that are interfaces of the host. None where the learning switch decides.
     pub open_vswitch: Option<Vec<String>>,
+    /// Where Open vSwitch decides: whether it is there. None where the learning switch decides.
+    pub deciders: Option<crate::OpenVswitch>,
     /// How the host and the programs are.
     #[serde(default)]
     pub host: Host,
@@ -489,6 +491,9 @@ pub struct TraceReport {
     pub outputs: Vec<TraceOutput>,
     /// It meets no flow, and who decides has not been asked.
     pub undecided: bool,
+    /// It meets no flow, and nobody is there who decides: it would be dropped.
+    #[serde(default)]
+    pub nobody: bool,
 }
 
 /// One destination of a traced packet.

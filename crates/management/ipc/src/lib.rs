@@ -123,6 +123,8 @@ pub enum SupervisorToControl {
         /// What it is called now.
         to: String,
     },
+    /// The socket of Open vSwitch's programs, which travels with this message, in place of the one that `lasthop-ovs` has.
+    OvsSocket,
 }
 
 /// A mirror, by the names of its ports, which need not be there.

@@ -125,6 +125,10 @@ pub struct Datapath {
     hits: u64,
     misses: u64,
     lost: u64,
+    /// Clients that have no room for upcalls.
+    full: BTreeSet<u32>,
+    /// Which clients take upcalls may have changed.
+    takers_changed: bool,
     /// That the registry was full has been said.
     was_full: bool,
     random: u64,
@@ -175,6 +179,7 @@ impl Datapath {
     /// It is gone.
     pub fn disconnected(&mut self, pid: u32) {
         self.clients.remove(&pid);
+        self.full.remove(&pid);
         self.waiting.retain(|(of, _)| *of != pid);
         self.forget_flushes(pid);
     }

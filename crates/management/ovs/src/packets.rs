@@ -74,7 +74,16 @@ impl Datapath {
             || !walk.samplers.is_empty()
             || walk.actions.iter().any(|action| matches!(action, Action::Meter(_)));
         let comes_whole = walk.missed || walk.comes_whole || walk.awaits_number || !is_simple || moves && needs_flow;
+        let is_all = walk.actions.is_empty() && walk.exits.is_empty() && walk.effects.len() == 1 && !moves;
+        let missed_all = walk.missed && is_all;
         let (actions, met, tuples, exits, samplers) = (walk.actions, walk.met, walk.tuples, walk.exits, walk.samplers);
+        let in_vain = if missed_all { self.in_vain(no) } else { None };
+        // As the kernel's, whose `lost` counts it; here it is a drop of its port's, too.
+        if let Some(reason) = in_vain {
+            (self.misses, self.lost) = (self.misses + 1, self.lost + 1);
+            self.count(&met);
+            return self.tell_switch(FromControl::Resume { id: upcall.id, actions: vec![Action::Drop(reason)] });
+        }
         if comes_whole {
             // Open vSwitch is to see all of it, a tunnel's uplink is to be told where it goes, or the switch cannot do what is to be done. No flow brings such packets
             // here, so each waits in one of its port's places: no port has more of them on their way than that, and others' are not behind them.

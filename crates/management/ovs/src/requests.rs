@@ -264,6 +264,7 @@ impl Datapath {
         let answer = match request.command {
             command::NEW | command::SET => {
                 self.features = features.unwrap_or(self.features);
+                self.takers_changed = true;
                 if let Some(pids) = get(&found, datapath::PER_CPU_PIDS) {
                     self.cpu_pids = u32s_of(pids);
                 }
@@ -273,6 +274,7 @@ impl Datapath {
             command::DEL => {
                 let answer = request.answer(0, |to| self.write_datapath(to));
                 (self.name, self.features, self.cpu_pids) = Default::default();
+                self.takers_changed = true;
                 let ports = std::mem::take(&mut self.vports);
                 self.table.clear();
                 self.tunnels.clear();
@@ -332,6 +334,7 @@ impl Datapath {
                 let port_of = |_| tunnels::port_of(kind, get(&found, vport::OPTIONS));
                 let tunnel = tunnels::driver_of(kind).map(port_of).transpose()?;
                 let no = self.add_vport(name, kind, no, pids(sockets)?, failed)?;
+                self.takers_changed = true;
                 if let Some(port) = tunnel {
                     self.tunnels.add(no, port);
                 }
@@ -342,6 +345,7 @@ impl Datapath {
                 let no = self.find_vport(name, no)?;
                 if let (Some(port), Some(sockets)) = (self.vports.get_mut(&no), sockets) {
                     port.pids = pids(Some(sockets))?;
+                    self.takers_changed = true;
                 }
                 (no, command::NEW)
             }

@@ -1,9 +1,9 @@
-//! Connections as people see them, and ended by what they are: `lasthop conntrack`.
+//! What people see: who takes upcalls, and connections, which are ended by what they are (`lasthop conntrack`).
 
 use crate::Datapath;
 use crate::conntrack::owner;
 use lasthop_conntrack::{Connection, Cursor, REFUSALS, Totals};
-use lasthop_types::PortId;
+use lasthop_types::{DropReason, PortId};
 
 /// A connection, and whose it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +30,52 @@ pub struct Figures {
 }
 
 impl Datapath {
+    /// Open vSwitch has made it, or another process has told of it.
+    pub fn is_made(&self) -> bool {
+        self.name.is_some()
+    }
+
+    /// Whether clients that take upcalls may be others than when this was asked last.
+    pub fn takers_changed(&mut self) -> bool {
+        std::mem::take(&mut self.takers_changed)
+    }
+
+    /// Clients to whom upcalls go, connected or not; one may be named several times.
+    pub fn takers(&self) -> impl Iterator<Item = u32> + '_ {
+        let of_ports = self.vports.values().flat_map(|port| &port.pids);
+        self.cpu_pids.iter().chain(of_ports).copied().filter(|pid| *pid != 0)
+    }
+
+    /// Upcalls that nobody took, since this process was started.
+    pub fn untaken(&self) -> u64 {
+        self.lost
+    }
+
+    /// A client has no room for upcalls: packets that meet no flow and would become some are dropped where they wait, until it has.
+    pub fn has_no_room(&mut self, pid: u32) {
+        self.full.insert(pid);
+        self.lost(1);
+    }
+
+    /// A client has room again.
+    pub fn has_room(&mut self, pid: u32) {
+        self.full.remove(&pid);
+    }
+
+    /// Clients without room.
+    pub fn full_clients(&self) -> impl Iterator<Item = u32> + '_ {
+        self.full.iter().copied()
+    }
+
+    /// Why a packet of this port that meets no flow need not be shown to Open vSwitch: nobody would take it.
+    pub(crate) fn in_vain(&self, no: u32) -> Option<DropReason> {
+        let pid = self.pid_for(no, None);
+        if !self.clients.contains_key(&pid) {
+            return Some(DropReason::MissTimeout);
+        }
+        self.full.contains(&pid).then_some(DropReason::MissQueueFull)
+    }
+
     fn tracked(&self, connection: Connection) -> Tracked {
         let from = self.vports.get(&connection.owner.into()).and_then(|port| port.port);
         let of_reply = self.registry.of_tuples(&[connection.reply]);

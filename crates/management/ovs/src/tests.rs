@@ -13,6 +13,7 @@ use proptest::prelude::*;
 use std::collections::BTreeMap;
 use whole::fetch;
 
+mod away;
 mod connections;
 mod counters;
 mod labels;

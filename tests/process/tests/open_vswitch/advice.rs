@@ -48,10 +48,21 @@ fn what_would_have_no_effect_is_refused_or_says_who_knows() {
     assert!(error.contains("at most 15 characters"), "{error}");
     let error = site.refused(&["port", "add", "lo", &socket]);
     assert!(error.contains("there is an interface lo"), "{error}");
+    for name in ["ovs-system", "genev_sys_6081", "gre_sys"] {
+        let error = site.refused(&["port", "add", name, &socket]);
+        assert!(error.contains("Open vSwitch makes interfaces of the name"), "{error}");
+    }
+    let show = site.lasthop.command(&["show", "vm1"]);
+    for (part, false_word) in
+        [("`ovs-ofctl dump-flows BRIDGE`", "every packet passes"), ("`ovs-appctl fdb/show BRIDGE`", "learned")]
+    {
+        assert!(show.contains(part) && !show.contains(false_word), "{show}");
+    }
     // The interface of a port that was there is no reason.
     site.lasthop.command(&["port", "add", "vm3", &socket]);
     wait_for("its interface", PATIENCE, || site.netns.output("ip link show vm3").status.success());
-    site.lasthop.command(&["port", "del", "vm3"]);
+    let told = site.lasthop.command(&["port", "del", "vm3"]);
+    assert!(told.contains("`ovs-vsctl del-port vm3`"), "{told}");
     site.lasthop.command(&["port", "add", "vm3", &socket]);
 
     let capture = site.dir.path().join("c.pcap");

@@ -216,8 +216,10 @@ impl Tunnels {
                 }
                 Err(Errno::MSGSIZE) => counters.dropped(Reason::TooLong),
                 Err(Errno::NOBUFS | Errno::NOMEM) => counters.dropped(Reason::NoRoom),
-                Err(Errno::NETUNREACH | Errno::HOSTUNREACH | Errno::NETDOWN) => counters.dropped(Reason::DeviceDown),
-                // No route, an address that is not ours, a filter of the host's: of this packet.
+                Err(Errno::NETDOWN) => counters.dropped(Reason::DeviceDown),
+                // NETUNREACH is the kernel's word for an address of IPv4 that is not its own, too.
+                Err(Errno::NETUNREACH | Errno::HOSTUNREACH | Errno::ADDRNOTAVAIL) => counters.dropped(Reason::NoRoute),
+                // A filter of the host's, headers that do not fit: of this packet.
                 Err(_) => counters.dropped(Reason::Refused),
             }
             pair.progress.sent(packet.buffers());

@@ -1,0 +1,127 @@
+//! Whether Open vSwitch is there: which processes take the packets that meet no flow.
+
+use lasthop_control::OpenVswitch;
+use std::collections::BTreeSet;
+
+/// What is known of it, and what of it has been said in the log.
+#[derive(Debug)]
+pub(crate) struct Presence {
+    /// Processes that take packets, or did and are still connected.
+    processes: BTreeSet<u32>,
+    /// Since when nobody takes them.
+    away_since_ms: Option<u64>,
+    has_come: bool,
+    /// Processes that come from a datapath that is gone.
+    left_over: BTreeSet<u32>,
+}
+
+/// `pid 7`, or `pids 7, 9`.
+fn named(pids: &BTreeSet<u32>) -> String {
+    let all: Vec<_> = pids.iter().map(u32::to_string).collect();
+    format!("{} {}", if all.len() == 1 { "pid" } else { "pids" }, all.join(", "))
+}
+
+impl Presence {
+    /// Nobody has come yet.
+    pub fn new(now_ms: u64) -> Self {
+        let (processes, left_over) = (BTreeSet::new(), BTreeSet::new());
+        Self { processes, away_since_ms: Some(now_ms), has_come: false, left_over }
+    }
+
+    /// A process that was connected to a lasthop-ovs before comes while there is no datapath: that of an earlier `lasthop run` is gone, and the process
+    /// is not told so by anything.
+    pub fn is_left_over(&mut self, process: u32) {
+        if self.left_over.insert(process) {
+            tracing::warn!(
+                "Open vSwitch (pid {process}) goes on with the datapath of a `lasthop run` before, which is gone: nothing passes; restart it: \
+                 `systemctl restart openvswitch-switch`, or end that process and start it again by `lasthop ovs exec`"
+            );
+        }
+    }
+
+    /// What there is now: processes that packets go to, all that are connected, and whether there is a datapath.
+    pub fn update(&mut self, takers: &BTreeSet<u32>, connected: &BTreeSet<u32>, is_made: bool, now_ms: u64) {
+        self.left_over.retain(|process| connected.contains(process) && !(is_made && takers.contains(process)));
+        let gone: BTreeSet<u32> = self.processes.difference(connected).copied().collect();
+        let new: BTreeSet<u32> = takers.difference(&self.processes).copied().collect();
+        self.processes.retain(|process| !gone.contains(process));
+        let others = named(&self.processes);
+        let beside = !self.processes.is_empty();
+        self.processes.extend(&new);
+        if !new.is_empty() {
+            self.has_come = true;
+            let new = named(&new);
+            tracing::info!("Open vSwitch ({new}) takes packets that meet no flow");
+            if beside {
+                tracing::warn!(
+                    "Open vSwitch ({new}) beside another ({others}): both change one datapath; end one of them"
+                );
+            }
+        }
+        match (self.processes.is_empty(), self.away_since_ms) {
+            (true, None) => {
+                self.away_since_ms = Some(now_ms);
+                tracing::warn!(
+                    "Open vSwitch ({}) is gone: known flows go on, packets that meet none are dropped until it is back",
+                    named(&gone)
+                );
+            }
+            (false, Some(_)) => self.away_since_ms = None,
+            _ => {}
+        }
+    }
+
+    /// As the API shows it.
+    pub fn shown(&self, lost: u64, now_ms: u64) -> OpenVswitch {
+        OpenVswitch {
+            processes: self.processes.iter().copied().collect(),
+            away_ms: self.away_since_ms.map(|since| now_ms.saturating_sub(since)),
+            has_come: self.has_come,
+            left_over: self.left_over.iter().copied().collect(),
+            lost,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn set(pids: &[u32]) -> BTreeSet<u32> {
+        pids.iter().copied().collect()
+    }
+
+    #[test]
+    fn one_comes_goes_and_is_not_alone() {
+        let mut presence = Presence::new(100);
+        let shown = |presence: &Presence| presence.shown(3, 1100);
+        assert_eq!(shown(&presence), OpenVswitch { away_ms: Some(1000), lost: 3, ..OpenVswitch::default() });
+        // Somebody who only asks.
+        presence.update(&set(&[]), &set(&[5]), true, 200);
+        assert_eq!(shown(&presence).away_ms, Some(1000));
+        presence.update(&set(&[7]), &set(&[5, 7]), true, 300);
+        assert_eq!((shown(&presence).processes, shown(&presence).away_ms), (vec![7], None));
+        // Another takes all, and the first is still there.
+        presence.update(&set(&[9]), &set(&[7, 9]), true, 400);
+        assert_eq!(shown(&presence).processes, [7, 9]);
+        presence.update(&set(&[9]), &set(&[9]), true, 500);
+        assert_eq!(shown(&presence).processes, [9]);
+        presence.update(&set(&[]), &set(&[5]), true, 600);
+        assert_eq!((shown(&presence).away_ms, shown(&presence).has_come), (Some(500), true));
+    }
+
+    #[test]
+    fn one_of_an_earlier_datapath_is_told_apart_until_it_is_gone_or_takes_packets() {
+        let mut presence = Presence::new(0);
+        presence.is_left_over(7);
+        presence.update(&set(&[]), &set(&[7]), false, 1);
+        assert_eq!(presence.shown(0, 1).left_over, [7]);
+        presence.update(&set(&[9]), &set(&[7, 9]), true, 2);
+        assert_eq!(presence.shown(0, 2).left_over, [7], "another has made a datapath");
+        presence.update(&set(&[9]), &set(&[9]), true, 3);
+        assert_eq!(presence.shown(0, 3).left_over, [0; 0]);
+        presence.is_left_over(7);
+        presence.update(&set(&[7]), &set(&[7]), true, 4);
+        assert_eq!(presence.shown(0, 4).left_over, [0; 0], "it has made its own anew");
+    }
+}

@@ -1,0 +1,138 @@
+//! Open vSwitch, where it decides: whether it is there, alone, and takes what it is shown.
+
+use super::facts::Facts;
+use super::finding::Finding;
+use lasthop_api::OpenVswitch;
+use lasthop_text::counted;
+
+/// A lasthop-ovs that has just been started is connected to again after less, in ms.
+const GRACE_MS: u64 = 1000;
+
+pub fn findings(facts: &Facts<'_>) -> Vec<Finding> {
+    let Some(deciders) = &facts.now.switch.deciders else { return Vec::new() };
+    let socket = facts.now.ovs_socket.as_ref().map(|why| {
+        Finding::of_all(
+            "ovs-socket-gone",
+            "no program of Open vSwitch's reaches lasthop: its socket is not where it was made",
+        )
+        .seen(why.clone())
+        .remedy("lasthop makes it anew: if it stays so, the log of `lasthop run` says what is in the way")
+    });
+    let there = if deciders.processes.is_empty() { away(facts, deciders) } else { late(facts, deciders) };
+    let left_over = (!deciders.left_over.is_empty()).then(|| left_over(facts, deciders));
+    socket.into_iter().chain(left_over).chain(there).chain(twice(deciders)).collect()
+}
+
+/// Packets that nobody took while this command looked, as evidence.
+fn lost(facts: &Facts<'_>, deciders: &OpenVswitch) -> (u64, String) {
+    let before = facts.before.switch.deciders.as_ref().map_or(0, |before| before.lost);
+    // A process that was replaced counts anew.
+    let now = deciders.lost.checked_sub(before).unwrap_or(deciders.lost);
+    (
+        now,
+        format!(
+            "{} that met no flow dropped while this command looked, {} in all",
+            counted(now, "packet"),
+            deciders.lost
+        ),
+    )
+}
+
+fn away(facts: &Facts<'_>, deciders: &OpenVswitch) -> Option<Finding> {
+    let away_ms = deciders.away_ms.filter(|ms| *ms >= GRACE_MS && deciders.left_over.is_empty())?;
+    let seconds = counted(away_ms / 1000, "second");
+    let since = match deciders.has_come {
+        true => format!("nobody has taken packets that meet no flow for {seconds}"),
+        false => format!("no ovs-vswitchd has come since lasthop-ovs was started, {seconds} ago"),
+    };
+    let exec = facts.lasthop("ovs exec");
+    Some(
+        Finding::of_all("open-vswitch-away", "Open vSwitch is not there: known flows go on, and packets that meet none are dropped")
+            .seen(since)
+            .seen(lost(facts, deciders).1)
+            .remedy(format!(
+                "`systemctl status ovs-vswitchd` says why; start it with the unit of `lasthop ovs install`, or by `{exec} -- ovs-vswitchd …`: one \
+                 that was started otherwise is over the kernel's datapath, and not over lasthop"
+            )),
+    )
+}
+
+fn late(facts: &Facts<'_>, deciders: &OpenVswitch) -> Option<Finding> {
+    let (now, said) = lost(facts, deciders);
+    (now > 0).then(|| {
+        let what = format!("ovs-vswitchd ({}) does not take first packets of new flows in time", pids(&deciders.processes));
+        Finding::of_all("open-vswitch-late", what)
+            .seen(said)
+            .remedy("see whether it is stopped (`ps -o pid,stat,comm -C ovs-vswitchd`: T) or short of processor time (`ovs-appctl coverage/show`); many new flows a second come from guests that scan: `lasthop stats --verbose`, column MISSED")
+    })
+}
+
+fn left_over(facts: &Facts<'_>, deciders: &OpenVswitch) -> Finding {
+    let what = format!(
+        "ovs-vswitchd ({}) goes on with the datapath of a `lasthop run` before this one, which is gone: nothing passes",
+        pids(&deciders.left_over)
+    );
+    Finding::of_all("open-vswitch-left-over", what)
+        .seen("it was connected to another lasthop, and has made no datapath here")
+        .seen(lost(facts, deciders).1)
+        .remedy(
+            "restart it: `systemctl restart openvswitch-switch`, or end it and start it again by `lasthop ovs exec`",
+        )
+}
+
+fn twice(deciders: &OpenVswitch) -> Option<Finding> {
+    (deciders.processes.len() > 1).then(|| {
+        let what = format!("several ovs-vswitchd change one datapath ({}): each takes away what another has made", pids(&deciders.processes));
+        Finding::of_all("open-vswitch-twice", what)
+            .seen(format!("{} take packets, or did and are still connected", counted(deciders.processes.len() as u64, "process")))
+            .remedy("end all but one: `ps -o pid,lstart,args -C ovs-vswitchd` shows when each was started, and how; then restart that one")
+    })
+}
+
+/// `pid 7`, or `pids 7, 9`.
+fn pids(pids: &[u32]) -> String {
+    let all: Vec<_> = pids.iter().map(u32::to_string).collect();
+    format!("{} {}", if all.len() == 1 { "pid" } else { "pids" }, all.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::facts::Seen;
+    use super::super::facts::testutil::*;
+    use super::*;
+
+    fn site(deciders: OpenVswitch) -> Seen {
+        let mut now = seen(&[up("a")]);
+        (now.switch.open_vswitch, now.switch.deciders) = (Some(Vec::new()), Some(deciders));
+        now
+    }
+
+    fn there(processes: &[u32], lost: u64) -> Seen {
+        site(OpenVswitch { processes: processes.to_vec(), has_come: true, lost, ..OpenVswitch::default() })
+    }
+
+    fn kinds(before: &Seen, now: &Seen) -> Vec<&'static str> {
+        findings(&facts(before, now)).iter().map(|f| f.kind).collect()
+    }
+
+    #[test]
+    fn whether_it_is_there_alone_and_keeps_up() {
+        let well = there(&[7], 3);
+        assert_eq!(kinds(&well, &well), [""; 0]);
+        assert_eq!(kinds(&seen(&[]), &seen(&[])), [""; 0], "the learning switch decides");
+        assert_eq!(kinds(&well, &there(&[7], 5)), ["open-vswitch-late"]);
+        assert_eq!(kinds(&well, &there(&[7, 9], 3)), ["open-vswitch-twice"]);
+        let away = |away_ms, has_come| site(OpenVswitch { away_ms: Some(away_ms), has_come, ..OpenVswitch::default() });
+        assert_eq!(kinds(&away(100, true), &away(100, true)), [""; 0], "lasthop-ovs was replaced just now");
+        let gone = &findings(&facts(&well, &away(5000, true)))[0];
+        assert_eq!(
+            (gone.kind, &*gone.evidence[0]),
+            ("open-vswitch-away", "nobody has taken packets that meet no flow for 5 seconds")
+        );
+        assert!(findings(&facts(&well, &away(5000, false)))[0].evidence[0].starts_with("no ovs-vswitchd has come"));
+        let left = site(OpenVswitch { away_ms: Some(5000), left_over: vec![7], ..OpenVswitch::default() });
+        assert_eq!(kinds(&left, &left), ["open-vswitch-left-over"]);
+        let gone = Seen { ovs_socket: Some("gone".into()), ..there(&[7], 3) };
+        assert_eq!(kinds(&gone, &gone), ["ovs-socket-gone"]);
+    }
+}

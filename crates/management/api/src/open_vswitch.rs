@@ -1,0 +1,19 @@
+//! Whether Open vSwitch is there, where it decides.
+
+use serde::{Deserialize, Serialize};
+use zlink::introspect::CustomType;
+
+/// Who takes the packets that meet no flow, where Open vSwitch decides, and how many of them nobody took.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomType)]
+pub struct OpenVswitch {
+    /// Processes that take them, or did and are still connected: ovs-vswitchd. Of several, each changes what the others have made.
+    pub processes: Vec<u32>,
+    /// For how long nobody has, in milliseconds: since the last of them went, or lasthop-ovs was started. None: somebody does.
+    pub away_ms: Option<u64>,
+    /// One has, since lasthop-ovs was started.
+    pub has_come: bool,
+    /// Processes that go on with the datapath of a `lasthop run` before this one, which is gone.
+    pub left_over: Vec<u32>,
+    /// Packets that met no flow and that nobody took, since lasthop-ovs was started.
+    pub lost: u64,
+}

@@ -1,0 +1,213 @@
+//! Open vSwitch is not there, does not keep up, is there twice, or goes on with what is gone; its socket is removed: counted, said and, where that can be, mended.
+
+use super::*;
+use lasthop_tests_process::{binary, proc};
+use rustix::process::Signal;
+use serde_json::Value;
+use std::process::Command;
+
+impl Site {
+    /// What `lasthop doctor` finds while something goes on.
+    fn findings(&self, mut meanwhile: impl FnMut()) -> Vec<Value> {
+        let mut command = Command::new(binary("lasthop"));
+        command.args(["doctor", "--json", "--for", "1", "--run-dir"]).arg(self.lasthop.run_dir());
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("lasthop starts");
+        while child.try_wait().expect("a child").is_none() {
+            meanwhile();
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let out = child.wait_with_output().expect("a child");
+        let report: Value = serde_json::from_slice(&out.stdout).expect("JSON");
+        report["findings"].as_array().expect("a list").clone()
+    }
+
+    fn is_found(&self, kind: &str) -> Value {
+        let mut found = Vec::new();
+        wait_for(&format!("the finding {kind}"), 3 * PATIENCE, || {
+            found = self.findings(|| ());
+            found.iter().any(|finding| finding["kind"] == kind)
+        });
+        let [finding] = &found[..] else { panic!("{kind}, and what else? {found:#?}") };
+        finding.clone()
+    }
+
+    fn is_well(&self) {
+        wait_for("no finding", 3 * PATIENCE, || self.findings(|| ()).is_empty());
+    }
+
+    fn deciders(&self) -> Value {
+        self.lasthop.json(&["stats"])["switch"]["deciders"].clone()
+    }
+
+    fn lost(&self) -> u64 {
+        self.deciders()["lost"].as_u64().expect("a number")
+    }
+
+    fn drops(&self, reason: &str) -> u64 {
+        let port = self.lasthop.port("vm1");
+        let drops = port["from_guest"]["drops"].as_array().expect("a list").clone();
+        drops.iter().find(|d| d["reason"] == reason).map_or(0, |d| d["packets"].as_u64().expect("a number"))
+    }
+
+    fn end_vswitchd(&mut self) {
+        self.vswitchd.kill().expect("it is ours");
+        let _ = self.vswitchd.wait();
+    }
+
+    fn says(&self, words: &str) {
+        wait_for(words, PATIENCE, || self.lasthop.log().contains(words));
+    }
+}
+
+/// They vanished, and counted as delivered to the port by which they get to `lasthop-ovs`.
+#[test]
+fn what_nobody_decides_about_is_a_drop_of_its_port() {
+    let mut site = Site::new();
+    let pid = proc::children(site.vswitchd.id()).first().map_or(site.vswitchd.id(), |(pid, _)| *pid);
+    site.says(&format!("Open vSwitch (pid {pid}) takes packets that meet no flow"));
+    assert_eq!(site.deciders()["processes"], serde_json::json!([pid]));
+    assert_eq!(site.lost(), 0);
+    site.is_well();
+
+    site.end_vswitchd();
+    site.says(&format!("Open vSwitch (pid {pid}) is gone"));
+    let before = site.drops("miss_timeout");
+    (0..20).for_each(|n| site.guests[0].send(&numbered(mac(9), mac(40 + n), n.into(), 60)));
+    wait_for("all of them", PATIENCE, || site.drops("miss_timeout") == before + 20);
+    assert_eq!(site.lost(), 20);
+    site.lasthop.check_sums();
+    let finding = site.is_found("open-vswitch-away");
+    assert!(finding["remedy"].as_str().expect("text").contains("ovs exec"), "{finding}");
+    let stats = site.lasthop.command(&["stats"]);
+    assert!(stats.contains("Open vSwitch is not there") && stats.contains("20 packets found nobody"), "{stats}");
+    let metrics = site.lasthop.command(&["metrics"]);
+    for line in ["lasthop_open_vswitch_processes 0", "lasthop_open_vswitch_lost_total 20"] {
+        assert!(metrics.lines().any(|l| l.starts_with(line)), "{line}: {metrics}");
+    }
+    let words = ["trace", "--in-port", "vm1", "--eth-src", "02:00:00:00:00:77", "--eth-dst", "02:00:00:00:00:78"];
+    let trace = site.lasthop.command(&words);
+    assert!(trace.contains("Open vSwitch is not there") && !trace.contains("would wait"), "{trace}");
+
+    site.vswitchd = vswitch::daemon(&site.netns, site.dir.path(), &site.lasthop);
+    wait_for("the bridge", PATIENCE, || site.appctl(&["dpif/show"]).contains("vm2 2/"));
+    site.wait_for_bridge();
+    site.is_well();
+}
+
+/// A stopped process has its sockets still: what they have no room for is dropped, and all passes again when it goes on.
+#[test]
+fn a_stopped_ovs_vswitchd_is_found_and_goes_on() {
+    let mut site = Site::new();
+    let pid = site.deciders()["processes"][0].as_u64().expect("a number") as u32;
+    proc::signal(pid, Signal::STOP);
+    let mut n = 0u32;
+    let guest = &mut site.guests[0];
+    let mut new_flow = || {
+        n += 1;
+        guest.send(&numbered(mac(9), MacAddr([2, 1, 0, 0, (n >> 8) as u8, n as u8]), n, 60));
+    };
+    (0..4000).for_each(|_| new_flow());
+    wait_for("packets that nobody took", PATIENCE, || {
+        let drops = site.lasthop.port("vm1")["from_guest"]["drops"].to_string();
+        drops.contains("miss_queue_full")
+    });
+    let before = site.lasthop.json(&["stats"])["switch"]["deciders"]["lost"].as_u64();
+    assert!(before > Some(0), "{before:?}");
+    proc::signal(pid, Signal::CONT);
+    site.wait_for_bridge();
+    site.lasthop.check_sums();
+}
+
+#[test]
+fn two_ovs_vswitchd_are_found() {
+    let site = Site::new();
+    let other = scratch();
+    let mut database = vswitch::database(&site.netns, other.path());
+    let mut second = vswitch::daemon(&site.netns, other.path(), &site.lasthop);
+    vswitch::run(other.path(), &["ovs-vsctl", "--timeout=20", "add-br", "br9"]);
+    let finding = site.is_found("open-vswitch-twice");
+    assert!(finding["what"].as_str().expect("text").contains("pids"), "{finding}");
+    site.says("both change one datapath");
+    spawn::end(&mut second);
+    spawn::end(&mut database);
+    wait_for("one of them", PATIENCE, || site.deciders()["processes"].as_array().expect("a list").len() <= 1);
+}
+
+/// One that goes on after `lasthop run` was replaced has a datapath that is gone.
+#[test]
+fn an_ovs_vswitchd_of_an_earlier_lasthop_is_found() {
+    let mut site = Site::new();
+    let ports = ["vm1", "vm2"].map(|name| Port::listen(name, site.dir.path()));
+    let lasthop = std::mem::replace(&mut site.lasthop, Lasthop::start(&[]));
+    site.lasthop = lasthop.start_again(Some(&site.netns), &ports, &["--control", "ovs", "--no-bpf"], || ());
+    site.says("goes on with the datapath of a `lasthop run` before");
+    wait_for("a finding", 3 * PATIENCE, || {
+        site.findings(|| ()).iter().any(|finding| finding["kind"] == "open-vswitch-left-over")
+    });
+    // What the finding says to do.
+    site.end_vswitchd();
+    site.vswitchd = vswitch::daemon(&site.netns, site.dir.path(), &site.lasthop);
+    wait_for("the bridge", PATIENCE, || site.appctl(&["dpif/show"]).contains("vm2 2/"));
+    wait_for("no finding of it", 3 * PATIENCE, || {
+        !site.findings(|| ()).iter().any(|finding| finding["kind"] == "open-vswitch-left-over")
+    });
+}
+
+/// The socket was gone for good, and `ovs exec` said to start lasthop with `--control ovs`.
+#[test]
+fn a_socket_of_open_vswitchs_programs_that_is_removed_comes_back() {
+    let mut site = Site::new();
+    let socket = site.lasthop.run_dir().join("ovs.sock");
+    let exec = |site: &Site| site.lasthop_exec(&site.lasthop.run_dir());
+    for _ in 0..2 {
+        std::fs::remove_file(&socket).expect("it is there");
+        wait_for("another socket", PATIENCE, || exec(&site).0);
+    }
+    site.says(&format!("Open vSwitch: {} was removed or replaced; making it anew", socket.display()));
+    // Another ovs-vswitchd comes by the new one, and one more after the death of lasthop-ovs.
+    for kill in [false, true] {
+        if kill {
+            site.lasthop.kill("lasthop-ovs");
+        }
+        site.end_vswitchd();
+        site.vswitchd = vswitch::daemon(&site.netns, site.dir.path(), &site.lasthop);
+        wait_for("the bridge", PATIENCE, || site.appctl(&["dpif/show"]).contains("vm2 2/"));
+        site.wait_for_bridge();
+    }
+    // Something in the way.
+    let other = site.lasthop.run_dir().join("other");
+    std::fs::write(&other, "precious").expect("a file");
+    std::fs::rename(&other, &socket).expect("it takes its place");
+    assert_eq!(site.is_found("ovs-socket-gone")["port"], Value::Null);
+    let (_, said) = exec(&site);
+    assert!(said.contains("though lasthop runs with --control ovs"), "{said}");
+    std::fs::remove_file(&socket).expect("it is ours");
+    wait_for("another socket", PATIENCE, || exec(&site).0);
+    site.is_well();
+}
+
+impl Site {
+    /// Whether a program comes through to the lasthop of this directory, and what is said.
+    fn lasthop_exec(&self, run_dir: &std::path::Path) -> (bool, String) {
+        let mut command = Command::new(binary("lasthop"));
+        let out =
+            command.args(["ovs", "exec", "--run-dir"]).arg(run_dir).args(["--", "true"]).output().expect("lasthop");
+        (out.status.success(), String::from_utf8_lossy(&out.stderr).into_owned())
+    }
+}
+
+/// `ovs exec` took a file for somebody who listens.
+#[test]
+fn ovs_exec_says_who_does_not_listen() {
+    let site = Site::new();
+    let dir = scratch();
+    let (ok, said) = site.lasthop_exec(dir.path());
+    assert!(!ok && said.contains("and no lasthop answers at"), "{said}");
+    let socket = dir.path().join("ovs.sock");
+    drop(std::os::unix::net::UnixListener::bind(&socket).expect("a socket"));
+    let (ok, said) = site.lasthop_exec(dir.path());
+    assert!(!ok && said.contains("nobody listens at"), "{said}");
+    let other = Lasthop::start(&[]);
+    let (ok, said) = site.lasthop_exec(&other.run_dir());
+    assert!(!ok && said.contains("but without --control ovs"), "{said}");
+}
