@@ -73,6 +73,7 @@ fn stage(programs: &Path, tree: &Path) -> Result<(), String> {
     }
     put(&packaging.join("lasthop.sysusers"), &tree.join("usr/lib/sysusers.d/lasthop.conf"), 0o644)?;
     put(&packaging.join("lasthop.toml"), &tree.join("etc/lasthop.toml"), 0o644)?;
+    put(&packaging.join("apparmor/lasthop"), &tree.join("etc/apparmor.d/lasthop"), 0o644)?;
     let docs = tree.join("usr/share/doc/lasthop");
     put(&root().join("LICENSE"), &docs.join("copyright"), 0o644)?;
     for page in DOCS {
@@ -95,7 +96,7 @@ fn control(tree: &Path, version: &str) -> Result<(), String> {
     for script in ["postinst", "prerm", "postrm"] {
         put(&deb.join(script), &folder.join(script), 0o755)?;
     }
-    write(&folder.join("conffiles"), b"/etc/lasthop.toml\n", 0o644)?;
+    write(&folder.join("conffiles"), b"/etc/lasthop.toml\n/etc/apparmor.d/lasthop\n", 0o644)?;
     let kib = size(tree)?.div_ceil(1024);
     let text = format!(
         "Package: lasthop\nVersion: {version}\nArchitecture: amd64\nMaintainer: The lasthop developers <root@localhost>\n\

@@ -103,6 +103,8 @@ fn what_is_installed_runs_and_a_purge_leaves_nothing() {
         "usr/lib/systemd/system/lasthop.service",
         "usr/share/man/man1/lasthop-port-set.1",
         "usr/share/bash-completion/completions/lasthop",
+        "usr/share/doc/lasthop/libvirt-hook",
+        "etc/apparmor.d/lasthop",
         "etc/lasthop.toml",
     ] {
         assert!(there.contains(Path::new(file)), "{file} is not in {there:?}");
