@@ -14,6 +14,7 @@ mod metrics;
 mod mirror;
 mod moved;
 mod ovs;
+mod report;
 mod run;
 mod set;
 mod settings;
@@ -138,6 +139,11 @@ enum Command {
     /// It looks for some seconds. The exit status is 0 if nothing was found, and 1 if something was, or nobody could be asked.
     #[command(after_help = "Examples:\n  lasthop doctor\n  lasthop doctor vm1 --for 10\n  lasthop doctor --json")]
     Doctor(doctor::DoctorArgs),
+    /// Write an archive for somebody who is to find out what is wrong here: versions, doctor, all ports, counters, flows, lists, the log
+    ///
+    /// MAC and IP addresses are replaced, the same by the same word, unless --with-addresses says otherwise.
+    #[command(after_help = "Examples:\n  lasthop report\n  lasthop report /tmp/lasthop.tar.gz --with-addresses")]
+    Report(report::ReportArgs),
     /// Run programs of Open vSwitch that take lasthop for the kernel's datapath
     #[command(subcommand)]
     Ovs(ovs::OvsCommand),
@@ -358,6 +364,7 @@ fn main() -> ExitCode {
             }
             Err(e) => Err(e),
         },
+        Command::Report(args) => report::report(&args),
         Command::Ovs(command) => ovs::run(command),
         Command::Attach(args) => attach::attach(&args),
         Command::Completions { shell } => Ok(completions(shell)),

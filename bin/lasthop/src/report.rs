@@ -1,0 +1,254 @@
+//! `lasthop report`: one archive of all that somebody needs who is to find out, elsewhere, what is wrong here.
+//!
+//! Most of it is what other commands say, each asked by a process of its own: one that fails or takes too long leaves its complaint in its
+//! place, and the others are there all the same.
+
+mod mask;
+
+use crate::client::CliError;
+use clap::Args;
+use flate2::{Compression, write::GzEncoder};
+use lasthop_api::{READ_SOCKET_NAME, SOCKET_NAME};
+use lasthop_text::counted;
+use mask::Mask;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::mpsc::channel;
+use std::thread;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// How long one command may take. Doctor looks for two seconds; others give up by themselves after fifteen.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// So much of the log's end is taken, in bytes, and of what one command says.
+const LOG_TAIL: u64 = 512 << 10;
+const MOST: u64 = 32 << 20;
+/// Lines of the log that journald is asked for.
+const JOURNAL_LINES: &str = "4000";
+/// Folder in the archive.
+const FOLDER: &str = "lasthop-report";
+
+/// What lasthop says, by file.
+const ASKED: [(&str, &[&str]); 16] = [
+    ("doctor.txt", &["doctor"]),
+    ("doctor.json", &["doctor", "--json", "--since-start"]),
+    ("ports.txt", &["port", "list"]),
+    ("ports.json", &["port", "list", "--json"]),
+    ("uplinks.json", &["uplink", "list", "--json"]),
+    ("stats.txt", &["stats", "--verbose"]),
+    ("stats.json", &["stats", "--json"]),
+    ("flows.txt", &["flow", "list"]),
+    ("flows.json", &["flow", "list", "--json"]),
+    ("macs.txt", &["mac", "list"]),
+    ("groups.txt", &["mac", "groups"]),
+    ("mirrors.txt", &["mirror", "list"]),
+    ("acl.txt", &["acl", "show"]),
+    ("sets.txt", &["set", "list"]),
+    ("conntrack.txt", &["conntrack", "stats"]),
+    ("metrics.txt", &["metrics"]),
+];
+/// What the host says: file, program, arguments.
+const HOST: [(&str, &str, &[&str]); 6] = [
+    ("host/kernel.txt", "uname", &["-srvmo"]),
+    ("host/cpus.txt", "lscpu", &[]),
+    ("host/links.txt", "ip", &["-details", "-statistics", "link"]),
+    ("host/qemu-x86.txt", "qemu-system-x86_64", &["--version"]),
+    ("host/libvirt.txt", "libvirtd", &["--version"]),
+    ("host/ovs.txt", "ovs-vswitchd", &["--version"]),
+];
+const HOST_FILES: [(&str, &str); 4] = [
+    ("host/memory.txt", "/proc/meminfo"),
+    ("host/load.txt", "/proc/loadavg"),
+    ("host/command-line.txt", "/proc/cmdline"),
+    ("host/release.txt", "/etc/os-release"),
+];
+
+#[derive(Debug, Args)]
+pub struct ReportArgs {
+    /// The archive to write [default: lasthop-report-SECONDS.tar.gz in this directory]
+    file: Option<PathBuf>,
+    /// Leave MAC and IP addresses as they are. Without, each is replaced, by the same word wherever it is found
+    #[arg(long)]
+    with_addresses: bool,
+    /// The file of `lasthop run --config`, which is put in if it can be read
+    #[arg(long, value_name = "FILE", default_value = "/etc/lasthop.toml")]
+    config: PathBuf,
+    /// Directory of the running instance's API socket
+    #[arg(long, value_name = "DIR", default_value = "/run/lasthop")]
+    run_dir: PathBuf,
+}
+
+/// Writes the archive, and says what it is.
+pub fn report(args: &ReportArgs) -> Result<String, CliError> {
+    let path = args.file.clone().unwrap_or_else(|| {
+        let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        format!("lasthop-report-{seconds}.tar.gz").into()
+    });
+    let failed = |e: io::Error| {
+        CliError::new(format!("{}: {e}; name a file that does not exist yet, in a directory with room", path.display()))
+    };
+    // For its owner alone, and never in place of something else.
+    let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path).map_err(failed)?;
+    let (files, log) = gather(args);
+    let count = files.len();
+    let written = write(file, files, (!args.with_addresses).then(Mask::default));
+    let masked = written.inspect_err(|_| drop(fs::remove_file(&path))).map_err(failed)?;
+    let addresses = match masked {
+        None => "with addresses".to_owned(),
+        Some(n) => format!("{} replaced", counted(n as u64, "address")),
+    };
+    Ok(format!(
+        "{}: {}, {addresses}; log: {log}\nnames of ports, paths and what else the log says are in it: look through it before you send it to \
+         somebody\n",
+        path.display(),
+        counted(count as u64, "file"),
+    ))
+}
+
+/// Name and content of each file, and where the log was found.
+fn gather(args: &ReportArgs) -> (Vec<(String, Vec<u8>)>, String) {
+    let own = std::env::current_exe().unwrap_or_else(|_| "lasthop".into());
+    let run_dir = args.run_dir.as_os_str();
+    let ask = |words: &[&str]| say(Command::new(&own).args(words).arg("--run-dir").arg(run_dir));
+    let mut files = vec![("version.txt".to_owned(), say(Command::new(&own).arg("--version")))];
+    files.extend(ASKED.iter().map(|(name, words)| ((*name).to_owned(), ask(words))));
+    for port in ports(&ask(&["port", "list", "--json"])) {
+        files.push((format!("show/{port}.txt"), ask(&["show", &port])));
+    }
+    files.extend(
+        HOST.iter().map(|(name, program, words)| ((*name).to_owned(), say(Command::new(program).args(*words)))),
+    );
+    files.extend(HOST_FILES.iter().map(|(name, path)| ((*name).to_owned(), read(Path::new(path)))));
+    files.push(("config.toml".into(), read(&args.config)));
+    let pid = supervisor(&args.run_dir);
+    let processes = pid.as_deref().map(processes);
+    files.push(("processes.txt".into(), processes.unwrap_or_else(|| "no lasthop run was found\n".into()).into_bytes()));
+    let (log, from) = log(pid.as_deref());
+    files.push(("log.txt".into(), log));
+    files.push(("log-from.txt".into(), format!("{from}\n").into_bytes()));
+    (files, from)
+}
+
+/// Names of the ports in a list, as file names: they have no slash.
+fn ports(list: &[u8]) -> Vec<String> {
+    let list: serde_json::Value = serde_json::from_slice(list).unwrap_or_default();
+    let names = list["ports"].as_array().into_iter().flatten().filter_map(|port| port["name"].as_str());
+    names.filter(|name| lasthop_policy::check_name(name).is_ok()).map(str::to_owned).collect()
+}
+
+fn read(path: &Path) -> Vec<u8> {
+    let mut text = Vec::new();
+    match File::open(path).and_then(|file| file.take(MOST).read_to_end(&mut text)) {
+        Ok(_) => text,
+        Err(e) => format!("{}: {e}\n", path.display()).into_bytes(),
+    }
+}
+
+/// What a command says, on both its outputs, and how it ended if not well.
+fn say(command: &mut Command) -> Vec<u8> {
+    let program = command.get_program().display().to_string();
+    match run(command) {
+        Ok(said) => said,
+        Err(e) => format!("{program}: {e}\n").into_bytes(),
+    }
+}
+
+fn run(command: &mut Command) -> io::Result<Vec<u8>> {
+    let (reader, writer) = io::pipe()?;
+    command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer);
+    let mut child = command.spawn()?;
+    // It holds the ends of the pipe to write to.
+    *command = Command::new("");
+    let (done, text) = channel();
+    thread::spawn(move || {
+        let mut said = Vec::new();
+        let _ = reader.take(MOST).read_to_end(&mut said);
+        let _ = done.send(said);
+    });
+    let Ok(mut said) = text.recv_timeout(PATIENCE) else {
+        child.kill()?;
+        child.wait()?;
+        return Err(io::Error::other(format!("it did not end within {} s", PATIENCE.as_secs())));
+    };
+    let status = child.wait()?;
+    if !status.success() {
+        writeln!(said, "({status})")?;
+    }
+    Ok(said)
+}
+
+/// The process that has locked the run directory.
+fn supervisor(run_dir: &Path) -> Option<String> {
+    if ![SOCKET_NAME, READ_SOCKET_NAME].iter().any(|socket| run_dir.join(socket).exists()) {
+        return None;
+    }
+    let pid = fs::read_to_string(run_dir.join("lock")).ok()?;
+    let pid = pid.trim();
+    let program = fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
+    (program.trim() == "lasthop").then(|| pid.to_owned())
+}
+
+/// It and its children, as ps(1) shows them.
+fn processes(pid: &str) -> String {
+    let format = ["-ww", "-o", "pid,ppid,stat,psr,ni,cls,pcpu,rss,nlwp,etime,args"];
+    let said = say(Command::new("ps").args(format).args(["--pid", pid, "--ppid", pid]));
+    String::from_utf8_lossy(&said).into_owned()
+}
+
+/// The end of the log, and where it was found.
+fn log(pid: Option<&str>) -> (Vec<u8>, String) {
+    let Some(pid) = pid else { return (Vec::new(), "not found, as no lasthop runs".into()) };
+    let unit = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+    if let Some(unit) = unit.lines().filter_map(|line| line.rsplit('/').next()).find(|unit| unit.ends_with(".service"))
+    {
+        let mut journal = Command::new("journalctl");
+        let said = run(journal.args(["--no-pager", "-o", "short-iso", "-n", JOURNAL_LINES, "-u", unit]));
+        if let Ok(text) = said {
+            return (text, format!("journald, unit {unit}, at most {JOURNAL_LINES} lines"));
+        }
+    }
+    let file = format!("/proc/{pid}/fd/2");
+    let leads = fs::read_link(&file).map_or_else(|e| e.to_string(), |to| to.display().to_string());
+    match tail(Path::new(&file)) {
+        Ok(Some(text)) => (text, format!("{leads}, at most its last {} KiB", LOG_TAIL >> 10)),
+        Ok(None) => (
+            Vec::new(),
+            format!(
+                "not found: standard error of lasthop run leads to {leads}, which keeps nothing that could be read"
+            ),
+        ),
+        Err(e) => (Vec::new(), format!("not found: {leads}: {e}")),
+    }
+}
+
+/// The end of a regular file; of anything else nothing.
+fn tail(path: &Path) -> io::Result<Option<Vec<u8>>> {
+    let meta = fs::metadata(path)?;
+    if !meta.is_file() {
+        return Ok(None);
+    }
+    let mut file = File::open(path)?;
+    file.seek(SeekFrom::Start(meta.len().saturating_sub(LOG_TAIL)))?;
+    let mut text = Vec::new();
+    file.take(LOG_TAIL).read_to_end(&mut text)?;
+    Ok(Some(text))
+}
+
+/// Writes the archive. With a mask, how many addresses it has replaced.
+fn write(file: File, files: Vec<(String, Vec<u8>)>, mut mask: Option<Mask>) -> io::Result<Option<usize>> {
+    let mut archive = tar::Builder::new(GzEncoder::new(file, Compression::default()));
+    for (name, content) in files {
+        let content = match &mut mask {
+            Some(mask) => mask.apply(&String::from_utf8_lossy(&content)).into_bytes(),
+            None => content,
+        };
+        let mut header = tar::Header::new_gnu();
+        header.set_size(content.len() as u64);
+        header.set_mode(0o600);
+        archive.append_data(&mut header, format!("{FOLDER}/{name}"), content.as_slice())?;
+    }
+    archive.into_inner()?.finish()?.sync_all()?;
+    Ok(mask.map(|mask| mask.count()))
+}
