@@ -28,7 +28,7 @@ pub(crate) struct Upcall<'a> {
     pub rest: Rest,
     pub userdata: Option<Vec<u8>>,
     pub acts: Option<Vec<u8>>,
-    pub egress: Option<Tunnel>,
+    pub egress: Option<Box<Tunnel>>,
 }
 
 impl Datapath {

@@ -19,7 +19,7 @@ pub(crate) struct Sampler {
     pub userdata: Option<Vec<u8>>,
     pub acts_of: Option<FlowId>,
     /// The outer header that they leave with.
-    pub egress: Option<Tunnel>,
+    pub egress: Option<Box<Tunnel>>,
 }
 
 impl<F: Fn(u32) -> Option<PortId>> Walk<'_, F> {

@@ -42,7 +42,7 @@ pub(crate) enum Effect {
         pid: u32,
         userdata: Option<Vec<u8>>,
         acts_of: Option<FlowId>,
-        egress: Option<Tunnel>,
+        egress: Option<Box<Tunnel>>,
     },
 }
 
@@ -315,9 +315,9 @@ impl<'a, F: Fn(u32) -> Option<PortId>> Walk<'a, F> {
     }
 
     /// The outer header that it leaves with by this port.
-    pub(crate) fn egress(&self, port: Option<u32>) -> Option<Tunnel> {
+    pub(crate) fn egress(&self, port: Option<u32>) -> Option<Box<Tunnel>> {
         let is_tunnel = |port: &u32| self.tunnels.is_some_and(|tunnels| tunnels.get(*port).is_some());
-        port.filter(is_tunnel).and_then(|_| self.outer.as_deref().copied())
+        port.filter(is_tunnel).and_then(|_| self.outer.clone())
     }
 
     fn send_up(&mut self, pid: u32, userdata: Option<Vec<u8>>, actions: bool, egress: Option<u32>) {
