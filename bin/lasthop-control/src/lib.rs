@@ -181,11 +181,7 @@ async fn serve<D: Decider>(given: Descriptors, beat: &Arc<Beat>, mut decider: Op
                             }
                             Err(e) => tracing::error!("new API socket: {e}"),
                         },
-                        (SupervisorToControl::OvsSocket, Some(fd)) => {
-                            if let Some(decider) = &mut decider {
-                                decider.listen(fd);
-                            }
-                        }
+                        (SupervisorToControl::OvsSocket, Some(fd)) => listen(&mut decider, fd),
                         (message, _) => hear_supervisor(&mut core, &mut decider, message, now_ms()),
                     }
                 }
@@ -212,6 +208,13 @@ async fn serve<D: Decider>(given: Descriptors, beat: &Arc<Beat>, mut decider: Op
             () = tokio::task::yield_now(), if !turn.is_switchs() => turn = Turn::default(),
         }
         send(&mut core, decider.as_mut(), &mut supervisor, &mut switch);
+    }
+}
+
+/// Programs of what decides in our place connect to another socket.
+fn listen<D: Decider>(decider: &mut Option<D>, socket: OwnedFd) {
+    if let Some(decider) = decider {
+        decider.listen(socket);
     }
 }
 

@@ -285,7 +285,7 @@ fn more(len: usize, command: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lasthop_api::{Batching, Denied, Drops, Mac, PortConnections, Queue, RefusedMac, Replaced};
+    use lasthop_api::{AclRule, Batching, Denied, Drops, Mac, PortConnections, Queue, RefusedMac, Replaced};
 
     #[test]
     fn a_vm_on_one_screen() {

@@ -8,7 +8,7 @@ use lasthop_types::DropReason;
 fn what_nobody_would_take_is_dropped_where_it_waits() {
     let mut site = Site::new();
     let frame = lasthop_conntrack::testutil::Ends::v4(1000, 53).udp(20);
-    let mut resumed = |site: &mut Site| {
+    let resumed = |site: &mut Site| {
         site.told();
         site.miss(VM1, &frame);
         let [FromControl::Resume { actions, .. }] = &site.told()[..] else { panic!("one") };
