@@ -45,6 +45,7 @@ impl Site {
 
     /// Moves it to port `to` under a stream each way and numbered frames, and checks all of them.
     fn check_move(&self, moving: Vm, to: usize) -> Vm {
+        let from = &self.ports[1 - to].name;
         let waits = VmConfig::new("moved", [Self::nic(&self.ports[to], self.properties)]).movable(Movable::Waits);
         let waits = Vm::launch(waits);
         let (mac, address, peer) =
@@ -60,7 +61,11 @@ impl Site {
             let push = || self.peer.spawn(&format!("lasthop-guest tcp-push {address}:7000 3"));
             pushes = (0..4).map(|_| push()).collect();
             std::thread::sleep(Duration::from_secs(1));
+            let list = self.lasthop.command(&["port", "list"]);
+            assert!(list.lines().any(|line| line.starts_with(&format!("{from}: migrating: "))), "{list}");
         });
+        let log = self.lasthop.log();
+        assert!([": migrating: ", ": moved: "].iter().all(|word| log.contains(&format!("port {from}{word}"))), "{log}");
         moved.run(&format!("kill -CONT {SERVERS}"));
         for push in pushes {
             push.success(Duration::from_secs(60));
