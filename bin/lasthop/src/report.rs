@@ -200,27 +200,27 @@ fn processes(pid: &str) -> String {
 /// The end of the log, and where it was found.
 fn log(pid: Option<&str>) -> (Vec<u8>, String) {
     let Some(pid) = pid else { return (Vec::new(), "not found, as no lasthop runs".into()) };
-    let unit = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
-    if let Some(unit) = unit.lines().filter_map(|line| line.rsplit('/').next()).find(|unit| unit.ends_with(".service"))
-    {
-        let mut journal = Command::new("journalctl");
-        let said = run(journal.args(["--no-pager", "-o", "short-iso", "-n", JOURNAL_LINES, "-u", unit]));
-        if let Ok(text) = said {
-            return (text, format!("journald, unit {unit}, at most {JOURNAL_LINES} lines"));
-        }
-    }
     let file = format!("/proc/{pid}/fd/2");
     let leads = fs::read_link(&file).map_or_else(|e| e.to_string(), |to| to.display().to_string());
     match tail(Path::new(&file)) {
-        Ok(Some(text)) => (text, format!("{leads}, at most its last {} KiB", LOG_TAIL >> 10)),
-        Ok(None) => (
-            Vec::new(),
-            format!(
-                "not found: standard error of lasthop run leads to {leads}, which keeps nothing that could be read"
-            ),
-        ),
-        Err(e) => (Vec::new(), format!("not found: {leads}: {e}")),
+        Ok(Some(text)) => return (text, format!("{leads}, at most its last {} KiB", LOG_TAIL >> 10)),
+        Ok(None) => {}
+        Err(e) => return (Vec::new(), format!("not found: {leads}: {e}")),
     }
+    // A unit's standard error is a socket of journald's. Of one that somebody has started by hand it is none, whatever unit that shell is of.
+    let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+    let unit = groups.lines().filter_map(|line| line.rsplit('/').next()).find(|unit| unit.ends_with(".service"));
+    if let Some(unit) = unit.filter(|_| leads.starts_with("socket:")) {
+        let words = ["--no-pager", "--no-hostname", "-o", "short-iso", "-n", JOURNAL_LINES, "-u", unit];
+        return match run(Command::new("journalctl").args(words)) {
+            Ok(text) => (text, format!("journald, unit {unit}, at most {JOURNAL_LINES} lines")),
+            Err(e) => (Vec::new(), format!("not found: journalctl: {e}")),
+        };
+    }
+    (
+        Vec::new(),
+        format!("not found: standard error of lasthop run leads to {leads}, which keeps nothing that could be read"),
+    )
 }
 
 /// The end of a regular file; of anything else nothing.

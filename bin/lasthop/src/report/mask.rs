@@ -84,10 +84,10 @@ mod tests {
     fn one_address_one_word() {
         let mut mask = Mask::default();
         let text = "52:54:00:00:00:01 has 10.0.0.1, and 10.0.0.1/24 is at 52-54-00-00-00-01. 52:54:00:AB:00:01 52:54:00:ab:00:01:";
-        assert_eq!(mask.apply(text), "mac-1 has ipv4-2, and ipv4-2/24 is at mac-1. mac-3 mac-3:");
+        assert_eq!(mask.apply(text), "mac-1 has ipv4-3, and ipv4-3/24 is at mac-1. mac-2 mac-2:");
         assert_eq!(
             mask.apply("fe80::1%eth0 addr=FE80::1,10.0.0.1:80 10.0.0.1-10.0.0.9:1."),
-            "ipv6-4%eth0 addr=ipv6-4,ipv4-2:80 ipv4-2-ipv4-5:1."
+            "ipv6-4%eth0 addr=ipv6-4,ipv4-3:80 ipv4-3-ipv4-5:1."
         );
         assert_eq!(
             mask.apply("\"10.0.0.9\",fd00::9;[fd00::9]:80 fd00::9: fd00::9."),

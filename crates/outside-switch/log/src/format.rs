@@ -120,8 +120,10 @@ where
         match self.format {
             Format::Text => self.text.format_event(context, to, event),
             Format::Journald => {
-                write!(to, "<{}>", priority(level))?;
-                self.bare.format_event(context, to, event)
+                let mut line = String::new();
+                self.bare.format_event(context, Writer::new(&mut line), event)?;
+                // A second line would be one without a priority.
+                writeln!(to, "<{}>{}", priority(level), line.trim_end().replace('\n', " "))
             }
             Format::Json => object(&mut to, level, |fields| event.record(fields)),
         }
@@ -246,8 +248,8 @@ mod tests {
     #[test]
     fn journald_gets_priorities_and_no_time() {
         let lines = lines(Format::Journald, say);
-        assert!(lines[0].starts_with("<4>ring\tstopped") && lines[0].contains("queue=3"), "{lines:?}");
-        assert_eq!(lines.last().unwrap(), "<6>ready");
+        assert!(lines[0].starts_with("<4>ring\tstopped ") && lines[0].contains("queue=3"), "{lines:?}");
+        assert_eq!(lines[1..], ["<6>ready"], "an event is one line");
     }
 
     #[test]
