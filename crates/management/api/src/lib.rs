@@ -12,6 +12,7 @@ mod mac;
 mod mirror;
 mod open_vswitch;
 mod set;
+mod trace;
 mod translation;
 mod types;
 
@@ -24,6 +25,7 @@ pub use mac::{Group, GroupPage, Mac, MacFlushed, MacPage, Member};
 pub use mirror::{Mirror, MirrorList};
 pub use open_vswitch::OpenVswitch;
 pub use set::{AddressSet, SetChanged, SetPage};
+pub use trace::{TraceOutput, TraceReport};
 pub use translation::Translation;
 pub use types::*;
 
