@@ -69,10 +69,7 @@ impl Datapath {
         if is_simple && !moves && !walk.awaits_number {
             crate::conntrack::carried(tracker, &walk.kept, self.now_ms);
         }
-        // What the switch meters, or sends with a number, it does for flows.
-        let needs_flow = !walk.exits.is_empty()
-            || !walk.samplers.is_empty()
-            || walk.actions.iter().any(|action| matches!(action, Action::Meter(_)));
+        let needs_flow = walk.needs_flow();
         let comes_whole = walk.missed || walk.comes_whole || walk.awaits_number || !is_simple || moves && needs_flow;
         let is_all = walk.actions.is_empty() && walk.exits.is_empty() && walk.effects.len() == 1 && !moves;
         let missed_all = walk.missed && is_all;
@@ -138,8 +135,9 @@ impl Datapath {
         if is_numbered {
             walk.take_number_out();
         }
+        walk.spares_meters = true;
         walk.look_up();
-        let is_foreseen = walk.is_simple && !walk.missed && !walk.awaits_number && walk.exits.is_empty();
+        let is_foreseen = walk.is_simple && !walk.missed && !walk.awaits_number && !walk.needs_flow();
         let (actions, met, changed) = (walk.actions, walk.met, walk.changed);
         self.connections_changed(changed);
         if !is_foreseen {

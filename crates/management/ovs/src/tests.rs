@@ -23,6 +23,7 @@ mod meters;
 mod orders;
 mod restore;
 mod samples;
+mod second_walk;
 mod service_headers;
 mod shaping;
 

@@ -89,6 +89,8 @@ pub(crate) struct Walk<'a, F> {
     pub tunnels: Option<&'a Tunnels>,
     /// Meters, if there are any.
     pub meters: Option<&'a Meters>,
+    /// They are noted, and not asked: the packet may have to come this way once more.
+    pub spares_meters: bool,
     /// Classes of what goes to ports, if there are any.
     pub shaping: Option<&'a Shaping>,
     /// It has met the meter of a class.
@@ -148,6 +150,7 @@ impl<'a, F: Fn(u32) -> Option<PortId>> Walk<'a, F> {
             outer: None,
             tunnels: None,
             meters: None,
+            spares_meters: false,
             shaping: None,
             is_queued: false,
             awaits_number: false,
@@ -340,7 +343,13 @@ impl<'a, F: Fn(u32) -> Option<PortId>> Walk<'a, F> {
         let Tracking { now_ms, only_looks, .. } = self.tracking;
         let Some((meters, slot)) = self.meters.and_then(|meters| Some((meters, meters.slot(id)?))) else { return true };
         self.actions.push(Action::Meter(slot));
-        only_looks || meters.admit(id, self.len(), now_ms)
+        only_looks || self.spares_meters || meters.admit(id, self.len(), now_ms)
+    }
+
+    /// What the switch meters, draws or sends with a number, it does for flows only.
+    pub fn needs_flow(&self) -> bool {
+        let is_meter = |action: &Action| matches!(action, Action::Meter(_));
+        !self.exits.is_empty() || !self.samplers.is_empty() || self.actions.iter().any(is_meter)
     }
 
     fn output(&mut self, port: u32) {

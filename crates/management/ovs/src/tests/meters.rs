@@ -21,7 +21,7 @@ impl Site {
     }
 
     /// What a meter has counted: what came, and what its band dropped.
-    fn counted(&mut self, command: u8, id: u32) -> [Option<[u64; 2]>; 2] {
+    pub(super) fn counted(&mut self, command: u8, id: u32) -> [Option<[u64; 2]>; 2] {
         counted(&self.meter(command, id))
     }
 
