@@ -434,7 +434,7 @@ fn f10_error_descriptors_that_are_full_and_block() {
         front.set_addr(ring, 1 << 40, 1 << 40, 1 << 40).unwrap();
         front.set_kick(ring, Some(kick.as_fd())).unwrap();
     }
-    arena.is_broken("ring memory");
+    arena.is_broken("is in no memory region");
     arena.bystanders.still_exchange();
     drop(front);
     arena.end(&attack, &["port=x", "is in no memory region"]);
