@@ -26,7 +26,10 @@ impl Kernel {
             let name = if number == switch { "main" } else { name.trim_end() }.to_owned();
             Some((name, proc::thread_ns(switch, number)))
         };
-        Self { threads: tasks.filter_map(thread).collect(), total: lasthop.pids().into_iter().map(process_ns).sum() }
+        Self {
+            threads: tasks.filter_map(thread).collect(),
+            total: lasthop.pids().into_iter().filter_map(process_ns).sum(),
+        }
     }
 
     fn of_threads(&self, name: &str) -> u64 {
@@ -34,9 +37,10 @@ impl Kernel {
     }
 }
 
-fn process_ns(pid: u32) -> u64 {
-    let clock = clock_getcpuclockid(Pid::from_raw(pid as i32)).expect("a process");
-    Duration::from(clock.now().expect("its clock")).as_nanos() as u64
+/// What a process has used; none of one that has ended since it was seen, as what starts another in a sandbox does.
+fn process_ns(pid: u32) -> Option<u64> {
+    let clock = clock_getcpuclockid(Pid::from_raw(pid as i32)).ok()?;
+    Some(Duration::from(clock.now().ok()?).as_nanos() as u64)
 }
 
 fn ns(value: &Value) -> u64 {

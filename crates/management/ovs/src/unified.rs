@@ -37,7 +37,12 @@ pub(crate) struct Unified {
 }
 
 impl Unified {
-    /// Adds what it has carried since it was asked last to the flows that it was made of. How often packets have met one of these: each has met all.
+    /// How often so many packets have met a flow of Open vSwitch's: each has met all.
+    fn hits(&self, packets: u64) -> u64 {
+        packets * self.flows.len() as u64
+    }
+
+    /// Adds what it has carried since it was asked last to the flows that it was made of. How many packets that is.
     fn share_out(&mut self, info: &FlowInfo, now_ms: u64, table: &mut Table) -> u64 {
         // One that the switch evicted and was told anew has begun again.
         let since = |now: u64, before: u64| now.checked_sub(before).unwrap_or(now);
@@ -53,7 +58,7 @@ impl Unified {
             flow.carried.bytes += bytes;
             flow.carried.used_ms = flow.carried.used_ms.max(used_ms);
         }
-        packets * self.flows.len() as u64
+        packets
     }
 }
 
@@ -268,9 +273,9 @@ impl Registry {
     pub fn share(&mut self, info: &FlowInfo, now_ms: u64, table: &mut Table) -> &[Tuple] {
         let id = self.by_key.get(&(info.flow.key, info.flow.mask)).copied().unwrap_or_default();
         let Some(unified) = self.all.get_mut(&id) else { return &[] };
-        let met = unified.share_out(info, now_ms, table);
-        if met > 0 {
-            self.hits += met;
+        let packets = unified.share_out(info, now_ms, table);
+        if packets > 0 {
+            self.hits += unified.hits(packets);
             unlist_use(&mut self.by_use, unified, id);
             unified.used_ms = now_ms.saturating_sub(info.idle_ms);
             self.by_use.entry(unified.key.in_port).or_default().insert((unified.used_ms, id));
@@ -280,7 +285,8 @@ impl Registry {
 
     /// As [`Registry::share`], of one that is not here any more.
     pub fn share_last(&mut self, unified: &mut Unified, info: &FlowInfo, now_ms: u64, table: &mut Table) {
-        self.hits += unified.share_out(info, now_ms, table);
+        let packets = unified.share_out(info, now_ms, table);
+        self.hits += unified.hits(packets);
     }
 
     /// How often packets that the switch has carried by them would have met a flow of Open vSwitch's.
