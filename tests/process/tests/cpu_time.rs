@@ -151,7 +151,7 @@ fn the_processes_of_uplinks_count() {
     wait_for("a second process", PATIENCE, || spare() == "ready");
     let uplinks = || {
         let children = proc::children(lasthop.pid()).into_iter().filter(|(_, name)| name == "lasthop-uplink");
-        let used: Vec<u64> = children.map(|(pid, _)| process_ns(pid)).collect();
+        let used: Vec<u64> = children.map(|(pid, _)| process_ns(pid).expect("a process")).collect();
         assert_eq!(used.len(), 2);
         used.iter().sum::<u64>()
     };
