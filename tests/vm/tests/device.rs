@@ -36,7 +36,6 @@ fn reaches(from: &Vm, to: &Vm) {
 }
 
 #[test]
-#[ignore = "rarely breaks, and takes long; `cargo xtask test --long` runs it"]
 fn more_connections_than_rules_and_deaths_of_a_device() {
     let dir = scratch();
     let (lasthop, [a, b, h]) = boot(dir.path());
