@@ -14,6 +14,7 @@ struct Kernel {
     threads: Vec<(String, u64)>,
     /// All processes, with threads that have ended.
     total: u64,
+    pids: Vec<u32>,
 }
 
 impl Kernel {
@@ -26,10 +27,9 @@ impl Kernel {
             let name = if number == switch { "main" } else { name.trim_end() }.to_owned();
             Some((name, proc::thread_ns(switch, number)))
         };
-        Self {
-            threads: tasks.filter_map(thread).collect(),
-            total: lasthop.pids().into_iter().filter_map(process_ns).sum(),
-        }
+        let pids = lasthop.pids();
+        let total = pids.iter().filter_map(|pid| process_ns(*pid)).sum();
+        Self { threads: tasks.filter_map(thread).collect(), total, pids }
     }
 
     fn of_threads(&self, name: &str) -> u64 {
@@ -54,9 +54,15 @@ fn between(before: u64, told: u64, after: u64) {
 }
 
 fn check(lasthop: &Lasthop) -> Value {
-    let before = Kernel::of(lasthop);
-    let stats = lasthop.json(&["stats"]);
-    let after = Kernel::of(lasthop);
+    // What starts a process in its sandbox ends a moment later, and its time with it.
+    let [mut before, mut after] = [(); 2].map(|()| Kernel::of(lasthop));
+    let mut stats = Value::Null;
+    wait_for("the same processes before and after", PATIENCE, || {
+        before = Kernel::of(lasthop);
+        stats = lasthop.json(&["stats"]);
+        after = Kernel::of(lasthop);
+        before.pids == after.pids
+    });
     let cpu = &stats["switch"]["cpu"];
     let parts = ["ports", "helpers", "main", "other", "control", "uplinks", "sessions", "supervisor"];
     assert_eq!(parts.iter().map(|part| ns(&cpu[format!("{part}_ns")])).sum::<u64>(), ns(&cpu["total_ns"]), "{cpu}");
