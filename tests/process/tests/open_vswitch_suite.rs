@@ -13,7 +13,7 @@ const SAMPLE: &[(u32, &str)] = &[
     (9, "datapath - ping6 between two ports with header modify"),
     (30, "datapath - clone action"),
     (33, "datapath - encap decap mpls actions"),
-    (40, "datapath - truncate and output to gre tunnel by simulated packets"),
+    (39, "datapath - basic truncate action"),
     (43, "datapath - simulated flow action update"),
     (48, "mpls - decap header dp-support"),
     (51, "conntrack - controller"),

@@ -122,8 +122,10 @@ fn a_limit_holds_at_ten_thousand_connections_a_second() {
     // A connection that is there may send again: the first is there when the measurement begins.
     let limit = u64::from(LIMIT);
     assert!((limit - 2..=limit + 2).contains(&opened.received), "{opened:?}");
+    // Each packet that the switch has taken was refused, or went on; what the generator sends at the edges of its time it does not count.
     let refused: u64 = drops.iter().map(|(_, packets)| packets).sum();
-    assert!((refused + opened.received).abs_diff(opened.sent) <= 4, "{drops:?}");
+    let taken = field.lasthop.port("p0")["from_guest"]["packets"].as_u64().expect("a number");
+    assert!((refused + opened.received).abs_diff(taken) <= 8, "{drops:?} of {taken}");
     assert!(drops.iter().any(|(reason, packets)| reason == "ct_limit" && *packets > 0), "{drops:?}");
     let stats = field.lasthop.command(&["conntrack", "stats"]);
     assert!(stats.contains(&format!("p0: {LIMIT} of {LIMIT} opened from there")), "{stats}");
