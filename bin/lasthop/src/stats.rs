@@ -319,14 +319,9 @@ fn sums(stats: &Stats, verbose: bool) -> String {
     let (running, blocked, unknown) = (doing(Some("running")), doing(Some("blocked")), doing(None));
     out.push_str(&format!("VMs: {running} running, {blocked} blocked, {unknown} not known\n"));
     let cpu = &s.cpu;
-    let (ports, helpers, main, other) = (ms(cpu.ports_ns), ms(cpu.helpers_ns), ms(cpu.main_ns), ms(cpu.other_ns));
-    let (control, uplinks, supervisor) = (ms(cpu.control_ns), ms(cpu.uplinks_ns), ms(cpu.supervisor_ns));
-    let (sessions, decider) = (ms(cpu.sessions_ns), decider(s));
-    out.push_str(&format!(
-        "CPU ms: {ports} ports + {helpers} helpers + {main} main + {other} other + {control} {decider} + {uplinks} uplinks \
-         + {sessions} sessions + {supervisor} supervisor = {}\n",
-        ms(cpu.total_ns)
-    ));
+    let named = |part: &'static str| if part == "control" { decider(s) } else { part };
+    let parts: Vec<String> = cpu.parts().into_iter().map(|(part, ns)| format!("{} {}", ms(ns), named(part))).collect();
+    out.push_str(&format!("CPU ms: {} = {}\n", parts.join(" + "), ms(cpu.total_ns)));
     out
 }
 

@@ -144,18 +144,8 @@ fn of_switch(switch: &SwitchStats) -> Vec<Family> {
 }
 
 fn of_processes(switch: &SwitchStats) -> Vec<Family> {
-    let cpu = &switch.cpu;
-    let parts = [
-        ("ports", cpu.ports_ns),
-        ("helpers", cpu.helpers_ns),
-        ("main", cpu.main_ns),
-        ("other", cpu.other_ns),
-        ("control", cpu.control_ns),
-        ("uplinks", cpu.uplinks_ns),
-        ("sessions", cpu.sessions_ns),
-        ("supervisor", cpu.supervisor_ns),
-    ];
-    let parts = parts.into_iter().map(|(part, ns)| (vec![("part", part.to_owned())], seconds(ns))).collect();
+    let parts =
+        switch.cpu.parts().into_iter().map(|(part, ns)| (vec![("part", part.to_owned())], seconds(ns))).collect();
     let restarts = switch.replaced.iter();
     let restarts = restarts.map(|of| (vec![("process", of.process.clone())], Number::Count(of.times))).collect();
     vec![

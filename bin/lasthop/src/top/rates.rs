@@ -57,20 +57,6 @@ fn dropped(figures: &Figures, port: &Port) -> u64 {
     all(&port.from_guest.drops) + all(&port.to_guest.drops) + interface.map_or(0, |interface| all(&interface.drops))
 }
 
-fn parts(figures: &Figures) -> [(&'static str, u64); 8] {
-    let cpu = &figures.switch.cpu;
-    [
-        ("ports", cpu.ports_ns),
-        ("helpers", cpu.helpers_ns),
-        ("main", cpu.main_ns),
-        ("other", cpu.other_ns),
-        ("control", cpu.control_ns),
-        ("uplinks", cpu.uplinks_ns),
-        ("sessions", cpu.sessions_ns),
-        ("supervisor", cpu.supervisor_ns),
-    ]
-}
-
 impl Rates {
     /// Of figures as they were then. There are no rates yet.
     pub fn new(last: Figures, at: Instant) -> Self {
@@ -108,9 +94,15 @@ impl Rates {
             }
             rows.insert(port.id, row);
         }
-        let were = parts(&self.last);
-        self.cpu =
-            parts(&now).iter().zip(were).map(|((name, now), (_, before))| (*name, percent(*now, before))).collect();
+        let were = self.last.switch.cpu.parts();
+        self.cpu = now
+            .switch
+            .cpu
+            .parts()
+            .iter()
+            .zip(were)
+            .map(|((name, now), (_, before))| (*name, percent(*now, before)))
+            .collect();
         (self.rows, self.last, self.at) = (rows, now, at);
     }
 

@@ -478,6 +478,22 @@ pub struct CpuTimes {
     pub total_ns: u64,
 }
 
+impl CpuTimes {
+    /// The parts, by the names that all commands have for them, in nanoseconds.
+    pub fn parts(&self) -> [(&'static str, u64); 8] {
+        [
+            ("ports", self.ports_ns),
+            ("helpers", self.helpers_ns),
+            ("main", self.main_ns),
+            ("other", self.other_ns),
+            ("control", self.control_ns),
+            ("uplinks", self.uplinks_ns),
+            ("sessions", self.sessions_ns),
+            ("supervisor", self.supervisor_ns),
+        ]
+    }
+}
+
 /// Errors; `message` says what is wrong and what to do.
 #[derive(Clone, Debug, PartialEq, Eq, zlink::ReplyError, introspect::ReplyError)]
 #[zlink(interface = "org.lasthop.Switch")]

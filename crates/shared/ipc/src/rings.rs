@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use zerocopy::IntoBytes;
 
 /// What the first word of the memory says: "lhring", and the version of all that docs/control-rings.md says.
-pub const VERSION: u64 = u64::from_be_bytes(*b"lhring\0\x02");
+pub const VERSION: u64 = u64::from_be_bytes(*b"lhring\0\x03");
 /// Lines of each ring.
 const LINES: u64 = 2048;
 /// So many lines may be taken up by packets that wait: with more on their way to control, whoever missed last would wait for too long.

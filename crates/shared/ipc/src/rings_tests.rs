@@ -77,7 +77,7 @@ fn what_is_no_connection_is_refused() {
         send_with_fds(&a, &[0], &[memory.as_fd()], SendFlags::empty()).unwrap();
         SwitchEnd::new(b)
     };
-    assert!(other(266_240, 0x6c68_7269_6e67_0002).is_ok());
+    assert!(other(266_240, 0x6c68_7269_6e67_0003).is_ok());
     assert!(matches!(other(266_240, 0x6c68_7269_6e67_0001), Err(ChannelError::Nonsense(_))));
     assert!(matches!(other(4096, 0x6c68_7269_6e67_0002), Err(ChannelError::Io(_))));
     let (_a, b) = crate::Channel::<ToControl, FromControl>::pair().unwrap();
