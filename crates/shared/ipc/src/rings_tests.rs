@@ -78,8 +78,8 @@ fn what_is_no_connection_is_refused() {
         SwitchEnd::new(b)
     };
     assert!(other(266_240, 0x6c68_7269_6e67_0003).is_ok());
-    assert!(matches!(other(266_240, 0x6c68_7269_6e67_0001), Err(ChannelError::Nonsense(_))));
-    assert!(matches!(other(4096, 0x6c68_7269_6e67_0002), Err(ChannelError::Io(_))));
+    assert!(matches!(other(266_240, 0x6c68_7269_6e67_0002), Err(ChannelError::Nonsense(_))));
+    assert!(matches!(other(4096, 0x6c68_7269_6e67_0003), Err(ChannelError::Io(_))));
     let (_a, b) = crate::Channel::<ToControl, FromControl>::pair().unwrap();
     assert!(SwitchEnd::new(b).is_err(), "nothing lies ready");
 }
