@@ -250,7 +250,9 @@ fn trees(enable: &str, [column, received]: [&str; 2], show: &str) {
         for number in first..first + 20 {
             from.send(&numbered(mac(9), MacAddr::BROADCAST, number, 300));
         }
-        let came: Vec<_> = to.drain().iter().filter_map(|frame| number_of(frame)).collect();
+        let mut came: Vec<_> = to.drain().iter().filter_map(|frame| number_of(frame)).collect();
+        // The first come through two threads of Open vSwitch, which may be held up; here it is how often that counts.
+        came.sort_unstable();
         assert_eq!(came, (first..first + 20).collect::<Vec<_>>(), "each once");
         let back = from.drain().iter().filter(|frame| number_of(frame).is_some()).count();
         assert_eq!(back, 0, "none came back");
