@@ -25,23 +25,38 @@ fn unreachable(vm: &Vm) -> u64 {
     found.and_then(|(_, number)| number.parse().ok()).expect("a counter")
 }
 
+/// Two guests, of which the first is behind the group.
+struct Field {
+    lasthop: Lasthop,
+    a: Vm,
+    b: Vm,
+    _dir: tempfile::TempDir,
+}
+
+impl Field {
+    fn boot() -> Self {
+        let dir = scratch();
+        let lasthop = Lasthop::start(&["a", "b"].map(|name| Port::listen(name, dir.path())));
+        let [a, b] = Vm::boot_all([config("a", dir.path(), 1), config("b", dir.path(), 2)]);
+        let file = dir.path().join("group");
+        std::fs::write(&file, GROUP).expect("a file");
+        lasthop.command(&["acl", "load", &file.display().to_string(), "--port", "a"]);
+        [&a, &b].into_iter().for_each(Vm::serve);
+        Self { lasthop, a, b, _dir: dir }
+    }
+}
+
 #[test]
 fn a_security_group_of_three_lines() {
-    let dir = scratch();
-    let lasthop = Lasthop::start(&["a", "b"].map(|name| Port::listen(name, dir.path())));
-    let [a, b] = Vm::boot_all([config("a", dir.path(), 1), config("b", dir.path(), 2)]);
-    let file = dir.path().join("group");
-    std::fs::write(&file, GROUP).expect("a file");
-    lasthop.command(&["acl", "load", &file.display().to_string(), "--port", "a"]);
-    let [nic_a, nic_b] = [&a, &b].map(|vm| &vm.config.nics[0]);
+    let Field { lasthop, a, b, _dir } = &Field::boot();
+    let [nic_a, nic_b] = [a, b].map(|vm| &vm.config.nics[0]);
     // Neighbours are found without a rule, pings go out and not in, over IPv4 and IPv6.
     for (from_a, from_b) in [(nic_b.ip4().to_string(), nic_a.ip4().to_string()), (nic_b.ip6(), nic_a.ip6())] {
-        assert!(answers(&a, &from_a), "ping out to {from_a}");
-        assert!(!answers(&b, &from_b), "ping in to {from_b}");
-        assert!(answers(&a, &from_a), "and out again");
+        assert!(answers(a, &from_a), "ping out to {from_a}");
+        assert!(!answers(b, &from_b), "ping in to {from_b}");
+        assert!(answers(a, &from_a), "and out again");
     }
     // TCP and UDP out, with what comes back; TCP in to the one port that is open.
-    [&a, &b].into_iter().for_each(Vm::serve);
     a.run(&format!("lasthop-guest tcp-check {}:7000 65536 4001", nic_b.ip4()));
     a.run(&format!("lasthop-guest udp-check {}:7000 1400 401", nic_b.ip4()));
     b.run(&format!("lasthop-guest tcp-check {}:7000 65536 4001", nic_a.ip4()));
@@ -50,11 +65,20 @@ fn a_security_group_of_three_lines() {
     let list = lasthop.command(&["conntrack", "list"]);
     assert!(list.contains("udp      17 ") && list.contains("tcp      6 "), "{list}");
     // A port that nobody listens at: the error comes back as related.
-    let before = unreachable(&a);
+    let before = unreachable(a);
     for _ in 0..3 {
         a.output(&format!("timeout 5 lasthop-guest udp-check {}:9999 100 4001", nic_b.ip4()), 20);
     }
-    assert!(unreachable(&a) > before, "an ICMP error about the guest's own datagram");
+    assert!(unreachable(a) > before, "an ICMP error about the guest's own datagram");
+    lasthop.check_sums();
+}
+
+#[test]
+#[ignore = "rarely breaks, and takes long; `cargo xtask test --long` runs it"]
+fn what_is_idle_ends() {
+    let Field { lasthop, a, b, _dir } = &Field::boot();
+    let [nic_a, nic_b] = [a, b].map(|vm| &vm.config.nics[0]);
+    assert!(answers(a, &nic_b.ip4().to_string()), "a connection that ends, too");
     // A datagram that is answered within its time, and one that is answered when its connection is over: that answer opens one, which the
     // rules deny.
     let denied = || lasthop.command(&["stats"]).contains(&format!("(udp {} port 7000 > {} ", nic_b.ip4(), nic_a.ip4()));
@@ -73,6 +97,6 @@ fn a_security_group_of_three_lines() {
     wait_for("it to be waited for in vain", Duration::from_secs(60), || {
         a.run("cat /tmp/late").starts_with("no answer")
     });
-    assert!(answers(&a, &nic_b.ip4().to_string()));
+    assert!(answers(a, &nic_b.ip4().to_string()));
     lasthop.check_sums();
 }
