@@ -8,11 +8,11 @@ use crate::ports::PortEntry;
 use lasthop_flow::{Flow, Lookup};
 use lasthop_forward::Datapath;
 use lasthop_frame::{Depth, FlowKey};
-use lasthop_ipc::{ChannelError, DatapathReply, DatapathRequest, FlowInfo, FromControl, SwitchEnd, ToControl};
+use lasthop_ipc::{ChannelError, DatapathReply, DatapathRequest, FlowInfo, SwitchEnd, ToControl};
 use lasthop_types::{PortId, PortTotals};
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound::{Excluded, Unbounded};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 /// Flows looked at for one message: it stays below the channel's limit, and the lock of the flow table is held for
@@ -57,7 +57,8 @@ pub struct Sources<'a> {
 /// Our end of the rings.
 #[derive(Debug)]
 pub struct Control {
-    rings: SwitchEnd,
+    /// What it says, and how it is woken.
+    pub rings: SwitchEnd,
     /// A message there was no room for.
     unsent: Option<ToControl>,
     /// Control knows all ports there were when it came.
@@ -214,26 +215,10 @@ impl Control {
         Ok(true)
     }
 
-    /// The next message; `WouldBlock` if there is none now.
-    pub fn receive(&mut self) -> Result<FromControl, ChannelError> {
-        self.rings.recv()
-    }
-
-    /// The socket is readable: we were woken, or control is gone.
-    pub fn woken(&mut self) -> Result<(), ChannelError> {
-        self.rings.woken()
-    }
-
     /// Control has what it was sent, all at once. Whether there is nothing to do for it before it wakes us.
     pub fn settle(&mut self) -> Result<bool, ChannelError> {
         self.rings.flush()?;
         Ok((self.is_full() || !self.is_backlogged()) && self.rings.rest()?)
-    }
-}
-
-impl AsFd for Control {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.rings.as_fd()
     }
 }
 

@@ -409,7 +409,7 @@ impl Server {
     /// Control is gone: known flows go on, new ones wait for its return as long as there is room.
     fn lose_control(&mut self) {
         if let Some(control) = self.control.take() {
-            let _ = self.epoll.delete(&control);
+            let _ = self.epoll.delete(&control.rings);
         }
         self.datapath.set_control_answers(false);
         for id in self.ports.keys() {
@@ -430,7 +430,7 @@ impl Server {
 
     fn woken_by_control(&mut self) {
         self.to_tell = true;
-        match self.control.as_mut().map(Control::woken) {
+        match self.control.as_mut().map(|control| control.rings.woken()) {
             // The event was of the rings before these.
             None | Some(Ok(_) | Err(ChannelError::WouldBlock)) => {}
             Some(Err(error)) => self.control_failed(&error),
@@ -443,7 +443,7 @@ impl Server {
             if self.deferred.is_some() || self.orders.len() + untold >= MAX_ORDERS {
                 return;
             }
-            match self.control.as_mut().map(Control::receive) {
+            match self.control.as_mut().map(|control| control.rings.recv()) {
                 Some(Ok(message)) => self.obey(message),
                 None | Some(Err(ChannelError::WouldBlock)) => return,
                 Some(Err(error)) => return self.control_failed(&error),

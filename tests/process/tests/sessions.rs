@@ -1,12 +1,13 @@
 //! The session processes, one for each port: killed, stopped, and turned against the switch. Only their own ports notice.
 
-use lasthop_connection::{Answer, Ask, LONGEST, Setup};
+use lasthop_connection::{Answer, Ask, LONGEST, RingAsk};
 use lasthop_ipc::{Channel, ChannelError};
 use lasthop_session_ipc::{SessionToSupervisor, SupervisorToSession};
 use lasthop_sys::receive_with_fds;
 use lasthop_tests_process::{
     Bystanders, Guest, Lasthop, Options, PATIENCE, Port, binary, mac, proc, scratch, wait_for,
 };
+use lasthop_virtqueue::QueueSetup;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{RecvFlags, SendFlags};
 use rustix::process::Signal;
@@ -232,7 +233,7 @@ fn a_turned_session_process_stops_its_own_port_only() {
     let mut process = turned.next();
     let ram = lasthop_sys::memfd("turned", 1 << 20).unwrap();
     let region = [0, 1 << 20, 0, 0];
-    let setup = Setup { size: 256, desc: 0, driver: 0x1000, device: 0x2000, base: 0, features: u64::MAX };
+    let setup = QueueSetup { size: 256, desc: 0, driver: 0x1000, device: 0x2000, base: 0, features: u64::MAX };
     let table = Ask::Table { regions: vec![region], keep: u64::MAX };
 
     // It may do with its port what it likes: then the port is what it makes of it.
@@ -240,11 +241,11 @@ fn a_turned_session_process_stops_its_own_port_only() {
     assert!(matches!(link.ask(&table, &[ram.as_fd()]), Answer::Memory { .. }));
     for ring in 0..32 {
         // Features that nobody offers, and the layout that goes with them.
-        link.ask(&Ask::Start { ring, setup, enabled: true }, &[]);
-        link.ask(&Ask::Start { ring, setup: Setup { features: 0, ..setup }, enabled: true }, &[]);
-        link.ask(&Ask::Kick { ring }, &[]);
+        link.ask(&Ask::Ring(ring, RingAsk::Start { setup, enabled: true }), &[]);
+        link.ask(&Ask::Ring(ring, RingAsk::Start { setup: QueueSetup { features: 0, ..setup }, enabled: true }), &[]);
+        link.ask(&Ask::Ring(ring, RingAsk::Kick), &[]);
     }
-    assert!(matches!(link.ask(&Ask::Kick { ring: 1 }, &[ram.as_fd()]), Answer::Refused(_)));
+    assert!(matches!(link.ask(&Ask::Ring(1, RingAsk::Kick), &[ram.as_fd()]), Answer::Refused(_)));
     // Its rings may break meanwhile, and then that is the last thing that went wrong.
     wait_for("its words to be seen, and harmless", PATIENCE, || {
         link.ask(&Ask::Refused { line: "\x1b[2J\nforged: a line".into(), of_memory: false }, &[]);
@@ -253,7 +254,7 @@ fn a_turned_session_process_stops_its_own_port_only() {
     site.unharmed();
     // The file is cut below its rings.
     rustix::fs::ftruncate(&ram, 0).unwrap();
-    link.ask(&Ask::Stop { ring: 1 }, &[]);
+    link.ask(&Ask::Ring(1, RingAsk::Stop), &[]);
     site.unharmed();
     rustix::fs::ftruncate(&ram, 1 << 20).unwrap();
     drop(link);
@@ -262,8 +263,8 @@ fn a_turned_session_process_stops_its_own_port_only() {
     // What it must not do ends its connection, with a reason.
     let many: Vec<_> = (0..9).map(|_| ram.as_fd()).collect();
     let bad: [(&str, Ask, &[BorrowedFd<'_>]); 5] = [
-        ("there is no ring 32", Ask::Stop { ring: 32 }, &[]),
-        ("there is no ring 65535", Ask::Start { ring: u16::MAX, setup, enabled: true }, &[]),
+        ("there is no ring 32", Ask::Ring(32, RingAsk::Stop), &[]),
+        ("there is no ring 65535", Ask::Ring(u16::MAX, RingAsk::Start { setup, enabled: true }), &[]),
         ("without their descriptors", Ask::Table { regions: vec![region; 9], keep: 0 }, &many),
         ("without its descriptor", Ask::Add { region, keep: 0 }, &[]),
         ("that is not there", Ask::Remove { region, keep: 0 }, &[]),
@@ -285,7 +286,7 @@ fn a_turned_session_process_stops_its_own_port_only() {
     let asks = lasthop_ipc::Channel::<Ask, Answer>::new;
     let mut switch = asks(link.switch.as_fd().try_clone_to_owned().unwrap());
     loop {
-        match switch.send_with(&Ask::IsStarted { ring: 0 }, &[ram.as_fd()]) {
+        match switch.send_with(&Ask::Ring(0, RingAsk::IsStarted), &[ram.as_fd()]) {
             Ok(()) => {}
             Err(ChannelError::WouldBlock) => std::thread::yield_now(),
             Err(_) => break,

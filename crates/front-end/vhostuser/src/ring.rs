@@ -19,8 +19,8 @@
 //! back-ends do that resume after a restart: packets may wait whose kick went to the process before.
 
 use crate::message::VringAddr;
-use lasthop_connection::Setup;
 use lasthop_sys::{Foreign, PeerEvent};
+use lasthop_virtqueue::QueueSetup;
 
 /// What a ring is doing. See the table in the module's source.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -49,7 +49,7 @@ pub(crate) struct Ring {
     pub(crate) enabled: bool,
     pub(crate) state: RingState,
     /// How it was started.
-    pub(crate) setup: Option<Setup>,
+    pub(crate) setup: Option<QueueSetup>,
     /// It runs, and its memory has been revoked: it goes on when that is translated again.
     pub(crate) resting: bool,
     /// How often its guest was heard to fill it since it has started or gone on.

@@ -10,11 +10,12 @@ use crate::regions::Regions;
 use crate::ring::{Ring, RingState, packed_base};
 use crate::switch::Switch;
 use crate::transport::{Message, Transport};
-use lasthop_connection::{Answer, Ask, Setup};
+use lasthop_connection::{Answer, Ask, RingAsk};
 use lasthop_guestmem::translations::PAGE;
 use lasthop_guestmem::{MAX_REGIONS, RegionSpec};
 use lasthop_sys::Foreign;
 use lasthop_text::MacAddr;
+use lasthop_virtqueue::QueueSetup;
 use rustix::net::{Shutdown, shutdown};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
@@ -300,7 +301,7 @@ impl<S: Switch> Session<S> {
     /// Started and not broken by its guest since.
     fn is_running(&mut self, i: usize) -> Result<bool, Fault> {
         Ok(self.rings[i].state == RingState::Running
-            && matches!(self.ask(Ask::IsStarted { ring: i as u16 }, None)?, Answer::Started(true)))
+            && matches!(self.ask(Ask::Ring(i as u16, RingAsk::IsStarted), None)?, Answer::Started(true)))
     }
 
     fn set_features(&mut self, bits: u64) -> Result<(), Fault> {
@@ -352,7 +353,7 @@ impl<S: Switch> Session<S> {
 
     fn enable(&mut self, i: usize, enabled: bool) -> Result<(), Fault> {
         if self.rings[i].enabled != enabled {
-            self.ask(Ask::Enable { ring: i as u16, enabled }, None)?;
+            self.ask(Ask::Ring(i as u16, RingAsk::Enable(enabled)), None)?;
             self.rings[i].enabled = enabled;
             self.changed = true;
         }
@@ -366,7 +367,7 @@ impl<S: Switch> Session<S> {
         let mut keep = 0;
         for (i, ring) in self.rings.iter().enumerate().filter(|(_, ring)| ring.state == RingState::Running) {
             // Otherwise the front-end's addresses now mean other guest addresses, or none.
-            let at = |s: &Setup| (s.desc, s.driver, s.device);
+            let at = |s: &QueueSetup| (s.desc, s.driver, s.device);
             if let (Some(old), Ok(Some(new))) = (ring.setup, self.setup(i)) {
                 keep |= u64::from(at(&old) == at(&new)) << i;
             }
@@ -404,7 +405,7 @@ impl<S: Switch> Session<S> {
     }
 
     /// How to start a ring; `None` while something is missing; or why it cannot be.
-    fn setup(&self, i: usize) -> Result<Option<Setup>, Unfit> {
+    fn setup(&self, i: usize) -> Result<Option<QueueSetup>, Unfit> {
         let ring = &self.rings[i];
         let Some(addr) = ring.addr.filter(|_| ring.size != 0 && !self.regions.is_empty()) else {
             return Ok(None);
@@ -422,7 +423,7 @@ impl<S: Switch> Session<S> {
             Some(_) => Ok(user),
             None => self.regions.user_to_guest(user).ok_or_else(|| Unfit { address: user, why: nowhere(user) }),
         };
-        Ok(Some(Setup {
+        Ok(Some(QueueSetup {
             size: ring.size,
             desc: guest(addr.descriptor)?,
             driver: guest(addr.available)?,
@@ -444,7 +445,7 @@ impl<S: Switch> Session<S> {
                 self.show_ring(i);
                 self.rings[i].fills = 0;
                 let enabled = self.rings[i].enabled;
-                match self.ask(Ask::Start { ring, setup, enabled }, None)? {
+                match self.ask(Ask::Ring(ring, RingAsk::Start { setup, enabled }), None)? {
                     Answer::Done => (RingState::Running, Some(setup)),
                     _ => (RingState::Failed, None),
                 }
@@ -465,7 +466,7 @@ impl<S: Switch> Session<S> {
 
     /// A ring cannot be started, or cannot go on, for what the front-end says of its memory.
     fn fail(&mut self, i: usize, Unfit { address, why }: Unfit) -> Result<(), Fault> {
-        self.ask(Ask::Unmapped { ring: i as u16, address, why }, None)?;
+        self.ask(Ask::Ring(i as u16, RingAsk::Unmapped { address, why }), None)?;
         let ring = &mut self.rings[i];
         (ring.state, ring.setup, ring.resting) = (RingState::Failed, None, false);
         self.changed = true;
@@ -476,7 +477,7 @@ impl<S: Switch> Session<S> {
         if self.rings[i].state == RingState::Stopped {
             return Ok(());
         }
-        if let Answer::Position(Some(position)) = self.ask(Ask::Stop { ring: i as u16 }, None)? {
+        if let Answer::Position(Some(position)) = self.ask(Ask::Ring(i as u16, RingAsk::Stop), None)? {
             self.note(i, position);
         }
         let ring = &mut self.rings[i];

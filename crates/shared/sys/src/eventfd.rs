@@ -32,9 +32,3 @@ impl AsFd for EventFd {
         self.0.as_fd()
     }
 }
-
-impl From<EventFd> for OwnedFd {
-    fn from(e: EventFd) -> Self {
-        e.0
-    }
-}

@@ -28,3 +28,9 @@ impl EventFd {
         Ok(Self(rustix::io::fcntl_dupfd_cloexec(&self.0, 0)?))
     }
 }
+
+impl From<EventFd> for OwnedFd {
+    fn from(e: EventFd) -> Self {
+        e.0
+    }
+}

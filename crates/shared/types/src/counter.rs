@@ -25,30 +25,35 @@ impl Counter {
 
 /// What one queue counted; a queue pair has one for each direction. The law, summed over a switch:
 /// `from_guest.packets + replicated = to_guest.packets + all drops + waiting for control`.
-#[derive(Debug, Default)]
-pub struct PortCounters {
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PortFigures<Count, Drops> {
     /// Packets taken from (or delivered to) the guest. A 64 KiB packet counts once.
-    pub packets: Counter,
+    pub packets: Count,
     /// Their bytes, without the virtio-net header.
-    pub bytes: Counter,
+    pub bytes: Count,
     /// from_guest only: deliveries beyond the first that packets with several destinations caused.
-    pub replicated: Counter,
+    pub replicated: Count,
     /// from_guest only: packets handed to control because no flow matched.
-    pub missed: Counter,
+    pub missed: Count,
     /// to_guest only: frames written because a packet had to be cut up for this receiver.
-    pub segments: Counter,
+    pub segments: Count,
     /// to_guest only: checksums completed because this receiver wants them complete.
-    pub checksums: Counter,
+    pub checksums: Count,
     /// Kicks received (from_guest) or interrupts sent (to_guest).
-    pub notifications: Counter,
+    pub notifications: Count,
     /// from_guest only: nanoseconds in which packets from it were switched, to wherever they went. Written by the worker
     /// that serves the queue, of which there is one.
-    pub busy_ns: Counter,
+    pub busy_ns: Count,
     /// from_guest only: how often the queue was not read, because its port had sent all that its settings let it.
-    pub held: Counter,
-    /// Undelivered packets by reason; indexed by `DropReason as usize`.
-    pub drops: DropCounters,
+    pub held: Count,
+    /// Undelivered packets by reason.
+    pub drops: Drops,
 }
+
+/// A queue's own, which the thread that holds it writes and others read.
+pub type PortCounters = PortFigures<Counter, DropCounters>;
+/// A sum over queues, as it travels to `lasthop stats`. Drops are those of a count above zero, in the order of [`crate::DROP_REASONS`].
+pub type PortTotals = PortFigures<u64, Vec<(DropReason, u64)>>;
 
 /// What flow caches have counted: a thread's own, in [`Counter`]s that it writes and others read, or a sum of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -93,23 +98,6 @@ impl DropCounters {
     pub fn get(&self, reason: DropReason) -> u64 {
         self.0.get(reason as usize).map_or(0, Counter::get)
     }
-}
-
-/// A snapshot of [`PortCounters`], whose docs say what each is, summed over queues, as it travels to `lasthop stats`.
-#[allow(missing_docs)]
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PortTotals {
-    pub packets: u64,
-    pub bytes: u64,
-    pub replicated: u64,
-    pub missed: u64,
-    pub segments: u64,
-    pub checksums: u64,
-    pub notifications: u64,
-    pub busy_ns: u64,
-    pub held: u64,
-    /// Reasons with a count above zero, in the order of [`crate::DROP_REASONS`].
-    pub drops: Vec<(DropReason, u64)>,
 }
 
 impl PortTotals {

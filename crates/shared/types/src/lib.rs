@@ -6,7 +6,7 @@ mod counter;
 mod drop;
 mod line;
 
-pub use counter::{CacheFigures, Counter, DropCounters, PortCounters, PortTotals};
+pub use counter::{CacheFigures, Counter, DropCounters, PortCounters, PortFigures, PortTotals};
 pub use drop::{DROP_REASONS, DropReason};
 pub use line::{Level, LogLine};
 

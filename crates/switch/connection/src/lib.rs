@@ -10,5 +10,5 @@ mod messages;
 mod rings;
 
 pub use connection::Connection;
-pub use messages::{Answer, Ask, LONGEST, MAX_TABLE, Region, Setup};
+pub use messages::{Answer, Ask, LONGEST, MAX_TABLE, Region, RingAsk};
 pub use rings::{End, Event, Rings};

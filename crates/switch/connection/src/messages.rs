@@ -3,6 +3,7 @@
 #![allow(missing_docs)] // Fields whose names say all.
 
 use lasthop_guestmem::{MapError, RegionSpec};
+use lasthop_virtqueue::QueueSetup;
 use serde::{Deserialize, Serialize};
 
 /// Longest message, in bytes: a table of regions, or a line of text.
@@ -12,20 +13,6 @@ pub const MAX_TABLE: usize = 8;
 
 /// A memory region: the words of a [`RegionSpec`], in its order.
 pub type Region = [u64; 4];
-
-/// How a ring is to be started. Addresses are the guest's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[allow(missing_docs)]
-pub struct Setup {
-    pub size: u16,
-    pub desc: u64,
-    pub driver: u64,
-    pub device: u64,
-    /// As in SET_VRING_BASE.
-    pub base: u32,
-    /// The virtio features that were negotiated.
-    pub features: u64,
-}
 
 /// From a session process to the switch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -42,26 +29,8 @@ pub enum Ask {
     Translate,
     /// Entries have been taken out of the table. Answered when nothing is under way any more that may have read them.
     Revoked,
-    /// The ring's own memory was among them: it rests, untouched, until it moves again.
-    Rest { ring: u16 },
-    /// A ring that rests can be found again. Of one that does not rest: its buffers are looked at, and their pages asked for.
-    Move { ring: u16 },
-    /// Start a ring. [`Answer::Done`], or [`Answer::Refused`] and the ring has failed.
-    Start { ring: u16, setup: Setup, enabled: bool },
-    /// Stop a ring, and do not watch its kicks. [`Answer::Position`].
-    Stop { ring: u16 },
-    /// A ring cannot be started, or cannot go on, for this address of the front-end's, or I/O address, leads nowhere; and a line that says so.
-    Unmapped { ring: u16, address: u64, why: String },
-    /// Packets may pass, or may not.
-    Enable { ring: u16, enabled: bool },
-    /// Is the ring started, and not broken by its guest since? [`Answer::Started`].
-    IsStarted { ring: u16 },
-    /// The descriptor by which the front-end kicks comes with it; with none, the ring is looked at by and by.
-    Kick { ring: u16 },
-    /// The descriptor by which the guest is interrupted comes with it, or none.
-    Call { ring: u16 },
-    /// The descriptor by which the front-end hears that the ring broke comes with it, or none.
-    Err { ring: u16 },
+    /// Of the ring with this index.
+    Ring(u16, RingAsk),
     /// What was negotiated, after this and other things have changed.
     State { features: u64, protocol_features: u64 },
     /// The guest has moved here: this frame is sent in its name, by which others learn that. The guest may send any, so any will do.
@@ -75,6 +44,31 @@ pub enum Ask {
     /// What is written to the guest is noted from here on in the log that lies there in the file that comes with this;
     /// with none, it no longer is. A ring that rests goes over to it when it is moved. Answered like [`Ask::Table`].
     Log { place: Region },
+}
+
+/// What is asked of one ring.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RingAsk {
+    /// Its own memory was among the entries that are [`Ask::Revoked`] next: it rests, untouched, until it moves again.
+    Rest,
+    /// It rests, and can be found again. Of one that does not rest: its buffers are looked at, and their pages asked for.
+    Move,
+    /// Start it. [`Answer::Done`], or [`Answer::Refused`] and the ring has failed.
+    Start { setup: QueueSetup, enabled: bool },
+    /// Stop it, and do not watch its kicks. [`Answer::Position`].
+    Stop,
+    /// It cannot be started, or cannot go on, for this address of the front-end's, or I/O address, leads nowhere; and a line that says so.
+    Unmapped { address: u64, why: String },
+    /// Packets may pass, or may not.
+    Enable(bool),
+    /// Is it started, and not broken by its guest since? [`Answer::Started`].
+    IsStarted,
+    /// The descriptor by which the front-end kicks comes with it; with none, the ring is looked at by and by.
+    Kick,
+    /// The descriptor by which the guest is interrupted comes with it, or none.
+    Call,
+    /// The descriptor by which the front-end hears that the ring broke comes with it, or none.
+    Err,
 }
 
 /// From the switch to a session process.

@@ -1,24 +1,16 @@
 //! A port's rings and its guest's memory, as a session process has them set up.
 
-use crate::messages::{Answer, Ask, MAX_TABLE, Region, Setup, spec};
+use crate::messages::{Answer, Ask, MAX_TABLE, Region, RingAsk, spec};
 use lasthop_guestmem::translations::Translations;
 use lasthop_guestmem::{AccessError, GuestMemory, MapError, Mapped, MemoryLimits};
 use lasthop_sys::{Aside, Foreign, PeerEvent};
-use lasthop_virtqueue::{Queue, QueueError, QueueSetup};
+use lasthop_virtqueue::{Queue, QueueError};
 use std::sync::Arc;
 
 /// The smallest MTU of IPv4 (RFC 791).
 const MIN_MTU: u16 = 68;
 /// Longest line that a session process may have us write, in characters.
 const LONGEST_LINE: usize = 600;
-
-/// Bits of the virtio features that say how a ring is laid out (Virtual I/O Device 1.3, §6).
-mod feature {
-    pub(super) const INDIRECT: u64 = 1 << 28;
-    pub(super) const EVENT_IDX: u64 = 1 << 29;
-    pub(super) const PACKED: u64 = 1 << 34;
-    pub(super) const IN_ORDER: u64 = 1 << 35;
-}
 
 /// What the owner of a connection has to act on. `queue` is the index of a vring.
 #[derive(Debug)]
@@ -155,25 +147,12 @@ impl Rings {
             Ask::Mtu(mtu) => events.push(Event::Mtu(mtu)),
             Ask::Refused { line, of_memory } => events.push(Event::Refused { line: readable(&line), of_memory }),
             Ask::End { why, closed, of_memory } => return Err(End::Said { why: readable(&why), closed, of_memory }),
-            ask => return self.about_ring(ask, fds.pop(), events),
+            Ask::Ring(ring, ask) => return self.about_ring(ring, ask, fds.pop(), events),
         }
         Ok(Answer::Done)
     }
 
-    fn about_ring(&mut self, ask: Ask, fd: Option<Foreign>, events: &mut Vec<Event>) -> Result<Answer, End> {
-        let (Ask::Start { ring, .. }
-        | Ask::Stop { ring }
-        | Ask::Rest { ring }
-        | Ask::Move { ring }
-        | Ask::Unmapped { ring, .. }
-        | Ask::Enable { ring, .. }
-        | Ask::IsStarted { ring }
-        | Ask::Kick { ring }
-        | Ask::Call { ring }
-        | Ask::Err { ring }) = ask
-        else {
-            return Err(End::rules("a question that nobody answers"));
-        };
+    fn about_ring(&self, ring: u16, ask: RingAsk, fd: Option<Foreign>, events: &mut Vec<Event>) -> Result<Answer, End> {
         let i = usize::from(ring);
         let queue = self.queues.get(i).ok_or_else(|| End::rules(format!("there is no ring {ring}")))?;
         // Front-ends send eventfds: QEMU, Cloud Hypervisor, crosvm and DPDK have nothing else to send.
@@ -182,8 +161,8 @@ impl Rings {
             Err(error) => return Ok(Answer::Refused(error.to_string())),
         };
         match ask {
-            Ask::Start { setup, enabled, .. } => {
-                if let Err(error) = queue.start(&queue_setup(&setup), self.memory.clone()) {
+            RingAsk::Start { setup, enabled } => {
+                if let Err(error) = queue.start(&setup, self.memory.clone()) {
                     events.push(Event::Failed { queue: i, why: error.to_string() });
                     return Ok(Answer::Refused(error.to_string()));
                 }
@@ -191,34 +170,34 @@ impl Rings {
                 // The process before may have died between filling the ring and saying so.
                 queue.lock().call();
             }
-            Ask::Stop { .. } => {
+            RingAsk::Stop => {
                 events.push(Event::Stopped { queue: i });
                 return Ok(Answer::Position(queue.hand_over()));
             }
-            Ask::Rest { .. } | Ask::Move { .. } => {
-                let is_found = matches!(ask, Ask::Move { .. });
+            RingAsk::Rest | RingAsk::Move => {
+                let is_found = ask == RingAsk::Move;
                 let moved = if is_found { queue.set_memory(self.memory.clone()) } else { queue.rest() };
                 if let Err(error) = moved {
                     events.push(Event::Failed { queue: i, why: error.to_string() });
                     return Ok(Answer::Refused(error.to_string()));
                 }
             }
-            Ask::Unmapped { address, why, .. } => {
+            RingAsk::Unmapped { address, why } => {
                 let asked = self.memory.is_translated().then_some(false);
                 queue.lock().fail(QueueError::RingMemory(AccessError { addr: address, len: 1, asked }));
                 events.push(Event::Failed { queue: i, why: readable(&why) });
             }
-            Ask::Enable { enabled, .. } => queue.set_enabled(enabled),
-            Ask::IsStarted { .. } => return Ok(Answer::Started(queue.status().started)),
-            Ask::Kick { .. } => events.push(Event::Kick { queue: i, fd: event }),
-            Ask::Call { .. } => {
+            RingAsk::Enable(enabled) => queue.set_enabled(enabled),
+            RingAsk::IsStarted => return Ok(Answer::Started(queue.status().started)),
+            RingAsk::Kick => events.push(Event::Kick { queue: i, fd: event }),
+            RingAsk::Call => {
                 // What was used while there was no call descriptor, or another, must not wait for the next packet.
                 if let Some(event) = event.as_ref().filter(|_| queue.status().started) {
                     event.signal();
                 }
                 queue.set_call(event);
             }
-            _ => queue.set_err(event),
+            RingAsk::Err => queue.set_err(event),
         }
         Ok(Answer::Done)
     }
@@ -274,23 +253,6 @@ impl Drop for Rings {
         self.stop();
         // To unmap what nobody else has mapped any more means to free it, page by page.
         self.aside.unmap_aside(std::mem::take(&mut self.memory));
-    }
-}
-
-fn queue_setup(setup: &Setup) -> QueueSetup {
-    let &Setup { size, desc, driver, device, base, features } = setup;
-    let has = |feature: u64| features & feature != 0;
-    QueueSetup {
-        size,
-        desc,
-        driver,
-        device,
-        base,
-        packed: has(feature::PACKED),
-        event_idx: has(feature::EVENT_IDX),
-        in_order: has(feature::IN_ORDER),
-        indirect: has(feature::INDIRECT),
-        features,
     }
 }
 

@@ -1,10 +1,10 @@
 //! What a session process asks over a real channel, and what the switch does for it: also for one that asks for what it must not.
 
-use lasthop_connection::{Answer, Ask, Connection, End, Event, LONGEST, Region, Rings, Setup};
+use lasthop_connection::{Answer, Ask, Connection, End, Event, LONGEST, Region, RingAsk, Rings};
 use lasthop_guestmem::{MapError, Mapped, MemoryLimits};
 use lasthop_ipc::{Channel, ChannelError};
 use lasthop_sys::{Aside, EventFd, Foreign, memfd};
-use lasthop_virtqueue::Queue;
+use lasthop_virtqueue::{Queue, QueueSetup};
 use proptest::prelude::*;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -69,8 +69,8 @@ impl Rig {
         self.ask(&Ask::Table { regions: vec![region(0)], keep }, &[ram.as_fd()])
     }
 
-    fn start(&mut self, ring: u16, setup: Setup) -> Answer {
-        self.ask(&Ask::Start { ring, setup, enabled: true }, &[])
+    fn start(&mut self, ring: u16, setup: QueueSetup) -> Answer {
+        self.ask(&Ask::Ring(ring, RingAsk::Start { setup, enabled: true }), &[])
     }
 }
 
@@ -78,9 +78,9 @@ fn region(n: u64) -> Region {
     [GUEST + n * SIZE, SIZE, USER + n * SIZE, 0]
 }
 
-fn setup(at: u64) -> Setup {
+fn setup(at: u64) -> QueueSetup {
     let (desc, driver, device) = (GUEST + at, GUEST + at + 0x1000, GUEST + at + 0x2000);
-    Setup { size: 256, desc, driver, device, base: 0, features: 1 << 32 }
+    QueueSetup { size: 256, desc, driver, device, base: 0, features: 1 << 32 }
 }
 
 #[test]
@@ -89,9 +89,9 @@ fn rings_start_stop_and_go_over_to_other_memory() {
     assert_eq!(rig.table(0), Answer::Memory { stopped: vec![], failed: vec![] });
     assert_eq!(rig.start(0, setup(0)), Answer::Done);
     rig.stands(0x8000, 7);
-    assert_eq!(rig.start(1, Setup { base: 7, ..setup(0x8000) }), Answer::Done);
+    assert_eq!(rig.start(1, QueueSetup { base: 7, ..setup(0x8000) }), Answer::Done);
     assert!(rig.queues[0].is_ready() && rig.queues[1].is_ready());
-    assert_eq!(rig.ask(&Ask::IsStarted { ring: 1 }, &[]), Answer::Started(true));
+    assert_eq!(rig.ask(&Ask::Ring(1, RingAsk::IsStarted), &[]), Answer::Started(true));
     // The first stays where it is, the other is to be started anew.
     assert_eq!(rig.table(0b01), Answer::Memory { stopped: vec![(1, 7)], failed: vec![] });
     assert!(rig.queues[0].is_ready() && !rig.queues[1].is_ready());
@@ -101,10 +101,10 @@ fn rings_start_stop_and_go_over_to_other_memory() {
     assert!(matches!(&rig.events[..], [.., Event::Failed { queue: 0, why }] if why.starts_with("ring memory: ")));
     assert_eq!(rig.table(0), Answer::Memory { stopped: vec![], failed: vec![] });
     assert_eq!(rig.start(0, setup(0)), Answer::Done);
-    assert_eq!(rig.ask(&Ask::Stop { ring: 0 }, &[]), Answer::Position(Some(0)));
-    assert_eq!(rig.ask(&Ask::Stop { ring: 0 }, &[]), Answer::Position(None));
+    assert_eq!(rig.ask(&Ask::Ring(0, RingAsk::Stop), &[]), Answer::Position(Some(0)));
+    assert_eq!(rig.ask(&Ask::Ring(0, RingAsk::Stop), &[]), Answer::Position(None));
     assert!(
-        matches!(rig.start(0, Setup { size: 100, ..setup(0) }), Answer::Refused(why) if why.contains("ring size 100"))
+        matches!(rig.start(0, QueueSetup { size: 100, ..setup(0) }), Answer::Refused(why) if why.contains("ring size 100"))
     );
 }
 
@@ -124,7 +124,7 @@ fn at_the_end_it_hears_where_rings_stopped_and_nothing_is_left() {
     let mut rig = Rig::new(SIZE);
     rig.table(0);
     rig.stands(0, 9);
-    rig.start(2, Setup { base: 9, ..setup(0) });
+    rig.start(2, QueueSetup { base: 9, ..setup(0) });
     let said = rig.say(&Ask::End { why: "enough\n\x1b[31m".into(), closed: false, of_memory: false }, &[]).unwrap_err();
     assert_eq!(said.to_string(), "enough??[31m", "it is written to a log");
     let Rig { connection, mut session, queues, mapped, .. } = rig;
@@ -140,8 +140,8 @@ fn at_the_end_it_hears_where_rings_stopped_and_nothing_is_left() {
 #[test]
 fn one_that_does_not_keep_to_the_rules_loses_its_connection() {
     let asks = [
-        (Ask::Stop { ring: 4 }, 0, "there is no ring 4"),
-        (Ask::Start { ring: u16::MAX, setup: setup(0), enabled: true }, 0, "there is no ring 65535"),
+        (Ask::Ring(4, RingAsk::Stop), 0, "there is no ring 4"),
+        (Ask::Ring(u16::MAX, RingAsk::Start { setup: setup(0), enabled: true }), 0, "there is no ring 65535"),
         (Ask::Table { regions: vec![region(0)], keep: 0 }, 0, "without their descriptors"),
         (Ask::Table { regions: vec![region(0); 9], keep: 0 }, 9, "without their descriptors"),
         (Ask::Add { region: region(0), keep: 0 }, 0, "without its descriptor"),
@@ -183,7 +183,9 @@ fn what_is_refused_leaves_everything_as_it_was() {
     }
     let two = Ask::Table { regions: vec![region(0), region(0)], keep: 1 };
     assert!(matches!(rig.ask(&two, &[ram.as_fd(), ram.as_fd()]), Answer::Unmapped(_)));
-    assert!(matches!(rig.ask(&Ask::Kick { ring: 0 }, &fd), Answer::Refused(line) if line.contains("not an eventfd")));
+    assert!(
+        matches!(rig.ask(&Ask::Ring(0, RingAsk::Kick), &fd), Answer::Refused(line) if line.contains("not an eventfd"))
+    );
     assert!(rig.queues[0].is_ready() && rig.connection.memory().total_bytes() == SIZE);
 }
 
@@ -255,7 +257,7 @@ fn any_ask() -> impl Strategy<Value = Ask> {
     let setup = (any::<u16>(), address(), address(), address(), any::<u32>(), any::<u64>());
     let setup = setup.prop_map(|(size, desc, driver, device, base, features)| {
         let size = if size % 3 == 0 { 1 << (size % 16) } else { size };
-        Setup { size, desc, driver, device, base, features }
+        QueueSetup { size, desc, driver, device, base, features }
     });
     let setup = prop_oneof![(0..4u64).prop_map(|n| self::setup(n << 14)), setup];
     let (ring, keep, yes) = (0..6u16, any::<u64>(), any::<bool>());
@@ -264,17 +266,17 @@ fn any_ask() -> impl Strategy<Value = Ask> {
         2 => Ask::Table { regions: vec![region; ring.into()], keep },
         3 => Ask::Add { region, keep },
         4 => Ask::Remove { region, keep },
-        5..=7 => Ask::Start { ring, setup, enabled: yes },
-        8 => Ask::Stop { ring },
-        9 => Ask::Unmapped { ring, address: keep, why: String::new() },
-        10 => Ask::Enable { ring, enabled: yes },
-        11 => Ask::Kick { ring },
-        12 => Ask::Call { ring },
-        13 => Ask::Err { ring },
+        5..=7 => Ask::Ring(ring, RingAsk::Start { setup, enabled: yes }),
+        8 => Ask::Ring(ring, RingAsk::Stop),
+        9 => Ask::Ring(ring, RingAsk::Unmapped { address: keep, why: String::new() }),
+        10 => Ask::Ring(ring, RingAsk::Enable(yes)),
+        11 => Ask::Ring(ring, RingAsk::Kick),
+        12 => Ask::Ring(ring, RingAsk::Call),
+        13 => Ask::Ring(ring, RingAsk::Err),
         14 => Ask::Log { place: [0, SIZE >> 15 << (ring % 3), 0, keep & 8] },
-        15 => Ask::Rest { ring },
-        16 => Ask::Move { ring },
-        _ => Ask::IsStarted { ring },
+        15 => Ask::Ring(ring, RingAsk::Rest),
+        16 => Ask::Ring(ring, RingAsk::Move),
+        _ => Ask::Ring(ring, RingAsk::IsStarted),
     })
 }
 

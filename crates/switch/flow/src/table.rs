@@ -18,7 +18,7 @@ use std::sync::{Arc, Weak};
 pub const MAX_MASKS: usize = 128;
 
 /// All flows of a switch. Every method may be called from any thread; those that change something take a write lock.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct FlowTable {
     pub(crate) inner: SharedLock<Inner>,
     limit: usize,
@@ -79,14 +79,7 @@ pub enum Lookup {
 impl FlowTable {
     /// An empty table for at most `limit` flows (at least one).
     pub fn new(limit: usize) -> Self {
-        let depth = AtomicU8::new(Depth::L2 as u8);
-        Self {
-            inner: SharedLock::default(),
-            limit: limit.max(1),
-            depth,
-            lists: Lock::default(),
-            hasher: RandomState::default(),
-        }
+        Self { limit: limit.max(1), ..Self::default() }
     }
 
     /// The same list, shared with the flows that have it.

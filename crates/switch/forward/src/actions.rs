@@ -21,7 +21,7 @@ impl Forwarder {
             match Step::of(action, burst.port.id) {
                 Step::To(to) => self.output(burst, packet, to, false),
                 Step::Drop(reason) => self.drop(burst, packet, reason),
-                _ => return self.act_on(burst, packet, actions, Steps::behind_outputs(n)),
+                _ => return self.act_on(burst, packet, actions, Steps { done: n, ends: n, failed: false }),
             }
         }
         self.plan.set_done(packet);
@@ -33,7 +33,7 @@ impl Forwarder {
     #[inline(never)]
     fn act_on(&mut self, burst: &Burst<'_, '_>, i: usize, actions: &[Action], mut steps: Steps) -> usize {
         let may_wait = is_one_output(actions);
-        let (mut planned, mut copies) = (steps.ends() > 0, 0);
+        let (mut planned, mut copies) = (steps.ends > 0, 0);
         while let Some(step) = steps.next(actions, burst.port.id) {
             // All planned copies are of one header: those before it changes are made now.
             if matches!(step, Step::Edit(_) | Step::Part(..)) && std::mem::take(&mut planned) {
@@ -78,9 +78,9 @@ impl Forwarder {
         if !may_wait {
             self.plan.set_done(i);
         }
-        burst.queue.counters.replicated.add((steps.ends() as u64).saturating_sub(1) + copies as u64);
+        burst.queue.counters.replicated.add((steps.ends as u64).saturating_sub(1) + copies as u64);
         // What is no delivery takes as long as a short one does, beside the bytes.
-        let (len, delivered) = (self.packets.get(i).map_or(0, |of| of.frame_len), steps.ends() + copies);
+        let (len, delivered) = (self.packets.get(i).map_or(0, |of| of.frame_len), steps.ends + copies);
         delivered + actions.len().saturating_sub(delivered) * FRAME_WORK / (FRAME_WORK + len)
     }
 
@@ -106,7 +106,7 @@ impl Forwarder {
                 // Knuth's multiplier (MMIX): the upper half is good, and nobody's secret.
                 self.random.set(self.random.get().wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1));
                 if probability == 0 || (self.random.get() >> 32) as u32 > probability {
-                    steps.skip(actions.into());
+                    steps.done += usize::from(actions);
                 }
             }
             _ => {}

@@ -70,16 +70,6 @@ pub(crate) struct Target<'a> {
     reason: DropReason,
 }
 
-/// What is left to do for a receiver's ring once packets have been written to it.
-pub(crate) struct Finished {
-    /// It wants an interrupt.
-    pub(crate) call: bool,
-    /// For so many packets, 1 at least.
-    pub(crate) packets: u32,
-    /// What broke it.
-    pub(crate) broken: Option<QueueError>,
-}
-
 /// Writes packets of a `set`, in their order, into the buffers `to`, one to one, up to the first that is not what most are: a frame that
 /// asks for nothing, no longer than `longest`, from one piece of memory to a buffer that is one and holds it. Returns those written and
 /// the bytes of their frames. Nothing is staged yet.
@@ -104,9 +94,10 @@ fn put_all(packets: &[Packet], from: &[Chain<'_>], to: &[Chain<'_>], set: u64, l
         };
         // Two writes and not one: gathering both in private memory first would stall on the fresh stores.
         write_vnet(&target);
-        match <&[u8; HEAD_LEN]>::try_from(header) {
-            Ok(header) => drop(target.write_array(VnetHdr::LEN, header)),
-            Err(_) => drop(target.write(VnetHdr::LEN, header)),
+        if let ([first, second], []) = header.as_chunks() {
+            target.write_words::<{ VnetHdr::LEN }>([first, second].map(|word| u64::from_le_bytes(*word)));
+        } else {
+            target.write(VnetHdr::LEN, header);
         }
         if payload_len > 0 {
             source.part(packet.payload_at, payload_len).copy_to(&target.part(VnetHdr::LEN + header.len(), payload_len));
@@ -423,13 +414,13 @@ impl<'a> Target<'a> {
         self.broken.is_some()
     }
 
-    /// Shows the driver all that was delivered; to be called once. (Not by value: that would copy all chains.)
-    pub(crate) fn finish(&mut self) -> Finished {
+    /// Shows the driver all that was delivered; to be called once. Whether it wants an interrupt, and what broke the ring. (Not by value: that
+    /// would copy all chains.)
+    pub(crate) fn finish(&mut self) -> (bool, Option<QueueError>) {
         self.counters.packets.add(self.packets);
         self.counters.bytes.add(self.bytes);
         self.buffers.give_back(&mut self.started.ring);
         let call = self.started.complete();
-        let broken = self.broken.take().or(self.memory.faulted().then_some(QueueError::MemoryFault));
-        Finished { call, packets: (self.packets as u32).max(1), broken }
+        (call, self.broken.take().or(self.memory.faulted().then_some(QueueError::MemoryFault)))
     }
 }

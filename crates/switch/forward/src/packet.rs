@@ -126,7 +126,7 @@ impl Packet {
         let snapshot = self.header.restart(len);
         let mut vnet = [0; VnetHdr::LEN];
         if let ([piece], VnetHdr::LEN) = (pieces, vnet_len) {
-            vnet = piece.read_array(0).unwrap_or(vnet);
+            piece.read(0, &mut vnet);
             piece.read(VnetHdr::LEN, snapshot);
         } else {
             let mut from = Cursor::new(pieces);

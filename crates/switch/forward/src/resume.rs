@@ -76,7 +76,7 @@ impl Order {
     /// It is not carried out any further. A packet that has not been sent anywhere counts as one that nobody answered for.
     pub(crate) fn give_up(&mut self) {
         if let (Some(port), Some(leaving)) = (&self.port, self.leaving.take()) {
-            match leaving.steps.ends() as u64 {
+            match leaving.steps.ends as u64 {
                 0 => port.answers.drops.add(DropReason::MissTimeout, 1),
                 n => port.answers.replicated.add(n - 1),
             }
@@ -177,7 +177,7 @@ impl Forwarder {
         });
         leaving.steps = steps;
         if steps.is_over(&order.actions, port.id) {
-            counters.replicated.add(steps.ends().saturating_sub(1) as u64);
+            counters.replicated.add(steps.ends.saturating_sub(1) as u64);
             if let Ok(goes_on) = &mut order.result {
                 *goes_on |= port.upcalls.free(&leaving.left);
             }

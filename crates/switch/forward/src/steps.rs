@@ -50,19 +50,14 @@ impl<'a> Step<'a> {
 /// How far a packet has come in a list of actions.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Steps {
-    /// Actions carried out.
-    done: usize,
+    /// Actions carried out, or left out.
+    pub(crate) done: usize,
     /// How often the packet was delivered or dropped by them.
-    ends: usize,
-    failed: bool,
+    pub(crate) ends: usize,
+    pub(crate) failed: bool,
 }
 
 impl Steps {
-    /// The first `n` actions have been carried out, and are no edits.
-    pub(crate) fn behind_outputs(n: usize) -> Self {
-        Self { done: n, ends: n, failed: false }
-    }
-
     /// The next step of a packet from `from`, until there are no more. Actions that neither deliver the packet nor drop it are a flow
     /// that drops.
     pub(crate) fn next<'a>(&mut self, actions: &'a [Action], from: PortId) -> Option<Step<'a>> {
@@ -84,19 +79,9 @@ impl Steps {
         self.failed = reason != DropReason::MissQueueFull;
     }
 
-    /// The next `actions` are not carried out.
-    pub(crate) fn skip(&mut self, actions: usize) {
-        self.done += actions;
-    }
-
     /// There are no more steps.
     pub(crate) fn is_over(mut self, actions: &[Action], from: PortId) -> bool {
         self.next(actions, from).is_none()
-    }
-
-    /// How often the packet was delivered or dropped so far.
-    pub(crate) fn ends(&self) -> usize {
-        self.ends
     }
 }
 

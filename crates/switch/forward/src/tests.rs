@@ -8,7 +8,7 @@ use lasthop_frame::{FlowKey, FlowMask, VnetHdr};
 use lasthop_guestmem::{GuestMemory, PinnedSlice};
 use lasthop_types::{CacheFigures, DropReason, PortId};
 use lasthop_virtqueue::driver::{NetConfig, NetDriver};
-use lasthop_virtqueue::{JOURNAL_BYTES, Journal, Patience, QueueSetup};
+use lasthop_virtqueue::{JOURNAL_BYTES, Journal, Patience};
 use std::sync::Arc;
 
 /// The clock is handed in, in nanoseconds.
@@ -51,19 +51,8 @@ impl Guest {
         let port = Arc::new(Port::new(PortId(id), format!("p{id}")));
         for (i, queue) in driver.queues().iter().enumerate() {
             let layout = queue.layout;
-            let setup = QueueSetup {
-                size: layout.size,
-                desc: layout.desc,
-                driver: layout.driver,
-                device: layout.device,
-                base: if layout.packed { 0x8000 } else { 0 },
-                packed: layout.packed,
-                event_idx: layout.event_idx,
-                in_order: layout.in_order,
-                indirect: layout.indirect.is_some(),
-                // Those of the driver that are named are taken away.
-                features: config.features() ^ features,
-            };
+            // Those of the driver that are named are taken away.
+            let setup = layout.setup(if layout.packed { 0x8000 } else { 0 }, config.features() ^ features);
             if let Some(journal) = journal {
                 let place = PinnedSlice::new(journal, (i * JOURNAL_BYTES) as u64, JOURNAL_BYTES).unwrap();
                 port.queues[i].set_journal(Journal::new(place));

@@ -47,12 +47,13 @@ pub(crate) fn visit<R>(
     }
     let result = fill(&mut target);
     port.gets.charge(target.packets, target.bytes, now_ns);
-    let end = target.finish();
+    let packets = (target.packets as u32).max(1);
+    let (call, broken) = target.finish();
     drop(target);
-    if end.call && port.interrupts_now(queue, end.packets) {
+    if call && port.interrupts_now(queue, packets) {
         guard.call();
     }
-    if let Some(error) = end.broken {
+    if let Some(error) = broken {
         fail(datapath, port, queue.index(), &mut guard, error);
     }
     Some(result)

@@ -57,7 +57,6 @@ mod block {
     //! The widest registers that every x86-64 has, and one instruction for each load and store.
 
     use std::arch::asm;
-    pub(crate) use std::arch::x86_64::__m128i as Widest;
 
     /// Up to this many bytes are moved inline. A header and a small frame fit; above, memmove's own choices win.
     const INLINE: usize = 256;
@@ -113,7 +112,7 @@ mod block {
 
     /// Two blocks of a general register.
     macro_rules! registers {
-        ($name:ident, $write:ident: $word:ty, $form:literal) => {
+        ($name:ident: $word:ty, $form:literal) => {
             /// # Safety
             /// As [`super::copy`], for one to two times as many bytes as the name says.
             #[inline(always)]
@@ -131,26 +130,20 @@ mod block {
                     );
                 }
             }
-
-            /// # Safety
-            /// So many bytes are mapped and writable.
-            #[inline(always)]
-            pub(crate) unsafe fn $write(to: *mut u8, value: $word) {
-                // SAFETY: the caller vouches for the bytes.
-                unsafe {
-                    asm!(
-                        concat!("mov [{to}], {value", $form, "}"),
-                        to = in(reg) to, value = in(reg) value,
-                        options(nostack, preserves_flags)
-                    );
-                }
-            }
         };
     }
 
-    registers!(two_8, write_8: u64, "");
-    registers!(two_4, write_4: u32, ":e");
-    registers!(two_2, write_2: u16, ":x");
+    registers!(two_8: u64, "");
+    registers!(two_4: u32, ":e");
+    registers!(two_2: u16, ":x");
+
+    /// # Safety
+    /// Eight bytes are mapped and writable.
+    #[inline(always)]
+    pub(crate) unsafe fn write_8(to: *mut u8, value: u64) {
+        // SAFETY: the caller vouches for the bytes.
+        unsafe { asm!("mov [{}], {}", in(reg) to, in(reg) value, options(nostack, preserves_flags)) };
+    }
 
     /// Copies 32 bytes and adds them to a ones-complement sum of 64 bits (RFC 1071): the carry goes from word to word and at
     /// the end to the lowest bit. That does not carry again: what an addition leaves behind when it carries is below all ones.
@@ -193,17 +186,6 @@ mod block {
                 first = in(reg) first, second = in(reg) second, options(nostack, preserves_flags));
         }
     }
-
-    /// # Safety
-    /// 16 bytes are mapped and writable.
-    #[inline(always)]
-    pub(crate) unsafe fn write_widest(to: *mut u8, value: Widest) {
-        // SAFETY: the caller vouches for the bytes.
-        unsafe {
-            asm!("movups [{to}], {value}", to = in(reg) to, value = in(xmm_reg) value,
-                options(nostack, preserves_flags));
-        }
-    }
 }
 
 #[cfg(not(target_arch = "x86_64"))]
@@ -213,7 +195,6 @@ mod block {
 
     pub(super) use super::far as copy;
     use super::{Unaligned, read};
-    pub(crate) type Widest = u128;
 
     /// # Safety
     /// So many bytes are mapped and writable.
@@ -222,7 +203,7 @@ mod block {
         // SAFETY: the caller vouches for the bytes; the type needs no alignment.
         unsafe { to.cast::<Unaligned<T>>().write_volatile(Unaligned(value)) }
     }
-    pub(crate) use self::{write as write_2, write as write_4, write as write_8, write as write_widest};
+    pub(crate) use self::write as write_8;
 
     /// # Safety
     /// 16 bytes are mapped and writable, `AT` behind `to`.
@@ -251,57 +232,6 @@ mod block {
 
 pub(crate) use block::{copy_32_with_sum, write_8, write_words};
 
-/// Reads `N` bytes, each once. For a number known beforehand: the loops are gone then.
-///
-/// # Safety
-/// So many bytes are mapped and readable.
-#[inline(always)]
-pub(crate) unsafe fn read_array<const N: usize>(from: *const u8) -> [u8; N] {
-    let mut out = [0; N];
-    let mut at = 0;
-    macro_rules! words {
-        ($word:ty) => {
-            while at + size_of::<$word>() <= N {
-                // SAFETY: inside the range that the caller vouches for, and inside `out`, which is private.
-                unsafe { out.as_mut_ptr().add(at).cast::<$word>().write_unaligned(read(from.add(at))) };
-                at += size_of::<$word>();
-            }
-        };
-    }
-    words!(block::Widest);
-    words!(u64);
-    words!(u32);
-    words!(u16);
-    words!(u8);
-    out
-}
-
-/// Writes `N` bytes. For a number known beforehand.
-///
-/// # Safety
-/// So many bytes are mapped and writable.
-#[inline(always)]
-pub(crate) unsafe fn write_array<const N: usize>(to: *mut u8, bytes: &[u8; N]) {
-    let mut at = 0;
-    macro_rules! words {
-        ($word:ty, $write:expr) => {
-            while at + size_of::<$word>() <= N {
-                // SAFETY: inside the range that the caller vouches for, and inside `bytes`, which are private.
-                unsafe { $write(to.add(at), bytes.as_ptr().add(at).cast::<$word>().read_unaligned()) };
-                at += size_of::<$word>();
-            }
-        };
-    }
-    words!(block::Widest, block::write_widest);
-    words!(u64, block::write_8);
-    words!(u32, block::write_4);
-    words!(u16, block::write_2);
-    if at < N {
-        // SAFETY: as above; a byte needs no alignment.
-        unsafe { to.add(at).write_volatile(bytes[at]) };
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -319,31 +249,5 @@ mod tests {
                 assert_eq!(bytes, expected, "{len} bytes from {from} to {to}");
             }
         }
-    }
-
-    fn array_is_exact<const N: usize>() {
-        let bytes: Vec<u8> = (1..=100).collect();
-        for shift in 0..17 {
-            // SAFETY: all of it lies in `bytes`.
-            let read: [u8; N] = unsafe { read_array(bytes.as_ptr().add(shift)) };
-            assert_eq!(read[..], bytes[shift..shift + N]);
-            let mut out = vec![0; 120];
-            // SAFETY: all of it lies in `out`.
-            unsafe { write_array(out.as_mut_ptr().add(shift), &read) };
-            assert_eq!(out[shift..shift + N], read);
-            assert!(out[..shift].iter().chain(&out[shift + N..]).all(|b| *b == 0), "{N} bytes at {shift}");
-        }
-    }
-
-    #[test]
-    fn arrays_are_exact() {
-        array_is_exact::<0>();
-        array_is_exact::<1>();
-        array_is_exact::<7>();
-        array_is_exact::<12>();
-        array_is_exact::<15>();
-        array_is_exact::<31>();
-        array_is_exact::<52>();
-        array_is_exact::<64>();
     }
 }

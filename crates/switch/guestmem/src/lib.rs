@@ -11,6 +11,8 @@
 //!    region, which [`GuestMemory::faulted`] reports (design rule 3).
 #![allow(unsafe_code)]
 
+#[cfg(any(test, feature = "arrays"))]
+mod array;
 mod charge;
 mod copy;
 mod dirty;

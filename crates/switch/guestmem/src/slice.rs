@@ -85,13 +85,6 @@ impl<'m> GuestSlice<'m> {
         from.len
     }
 
-    /// The `N` bytes from `offset` on, read once; `None` if there are fewer. For a number of bytes known beforehand.
-    #[inline]
-    pub fn read_array<const N: usize>(&self, offset: usize) -> Option<[u8; N]> {
-        // SAFETY: inside the mapping.
-        self.holds_bytes(offset, N).then(|| unsafe { copy::read_array(self.ptr.add(offset)) })
-    }
-
     /// The `N` little-endian words from `offset` on, each read once; `None` if there are fewer. They stay in registers where an array of
     /// bytes would not.
     #[inline(always)]
@@ -142,17 +135,6 @@ impl<'m> GuestSlice<'m> {
     #[inline]
     pub(crate) fn as_ptr(&self) -> *mut u8 {
         self.ptr
-    }
-
-    /// Writes `N` bytes at `offset`, or none if they do not fit. For a number of bytes known beforehand.
-    #[inline]
-    pub fn write_array<const N: usize>(&self, offset: usize, bytes: &[u8; N]) -> bool {
-        let fits = self.holds_bytes(offset, N);
-        if fits {
-            // SAFETY: inside the mapping.
-            unsafe { copy::write_array(self.ptr.add(offset), bytes) };
-        }
-        fits
     }
 
     /// Copies private bytes to `offset`; returns how many fitted.
@@ -233,7 +215,7 @@ impl<'m> GuestSlice<'m> {
     }
 
     #[inline]
-    fn holds_bytes(&self, offset: usize, size: usize) -> bool {
+    pub(crate) fn holds_bytes(&self, offset: usize, size: usize) -> bool {
         self.len.checked_sub(size).is_some_and(|last| offset <= last)
     }
 

@@ -6,6 +6,8 @@
 
 mod boosted;
 mod coalesce;
+#[cfg(any(test, feature = "defaults"))]
+mod defaults;
 mod helper;
 mod mailbox;
 mod owned_ring;

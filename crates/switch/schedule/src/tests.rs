@@ -10,7 +10,6 @@ use lasthop_frame::testutil::Frame;
 use lasthop_frame::{FlowKey, FlowMask, VnetHdr};
 use lasthop_sys::{EventFd, PeerEvent, Prompter};
 use lasthop_types::PortId;
-use lasthop_virtqueue::QueueSetup;
 use lasthop_virtqueue::driver::{NetConfig, NetDriver};
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -34,19 +33,7 @@ impl Guest {
         let driver = NetDriver::new(config).unwrap();
         let port = Arc::new(Port::new(PortId(id), format!("p{id}")));
         for (queue, of) in port.queues.iter().zip(driver.queues()) {
-            let layout = of.layout;
-            let setup = QueueSetup {
-                size: layout.size,
-                desc: layout.desc,
-                driver: layout.driver,
-                device: layout.device,
-                base: 0,
-                packed: layout.packed,
-                event_idx: layout.event_idx,
-                in_order: layout.in_order,
-                indirect: layout.indirect.is_some(),
-                features: config.features(),
-            };
+            let setup = of.layout.setup(0, config.features());
             queue.start(&setup, driver.memory().clone()).unwrap();
             queue.set_enabled(true);
         }

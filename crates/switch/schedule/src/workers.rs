@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 /// How packets are moved. What has a setting can be switched off alone; docs/scheduling.md says what has none.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Settings {
     /// Cores that get a helper; none: no helpers.
     pub helpers: Vec<usize>,

@@ -24,7 +24,7 @@ pub use patience::{Ahead, Patience, SenderPatience, Shortage};
 pub use queue::{Queue, QueueGuard, QueueStatus, StartedQueue};
 pub use receive_buffers::{ReceiveBuffers, Reserved};
 pub use ring::Ring;
-pub use setup::QueueSetup;
+pub use setup::{QueueSetup, feature};
 
 /// The set of the `n`th of a burst's packets alone. A burst has as many as a word has bits, so sets of them are words.
 #[inline]

@@ -14,7 +14,7 @@
 use crate::chain::{ChainBuilder, Descriptor};
 use crate::journal::{OpenBurst, Record};
 use crate::position::{AVAIL, Position, USED, need_event};
-use crate::setup::{QueueSetup, part};
+use crate::setup::{QueueSetup, feature, part};
 use crate::{Chain, Chains, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, MAX_CHAINS, QueueError};
 use lasthop_guestmem::{Descriptors, GuestMemory, GuestSlice, PinnedSlice, Window, fence};
 use std::sync::Arc;
@@ -144,9 +144,9 @@ impl PackedRing {
             staged_slots: 0,
             staged_written: 0,
             near: 0,
-            event_idx: setup.event_idx,
-            in_order: setup.in_order,
-            indirect: setup.indirect,
+            event_idx: setup.has(feature::EVENT_IDX),
+            in_order: setup.has(feature::IN_ORDER),
+            indirect: setup.has(feature::INDIRECT),
         })
     }
 

@@ -2,7 +2,7 @@
 
 use crate::journal::{Journal, OpenBurst};
 use crate::patience::{Ahead, SenderPatience, Shortage};
-use crate::{BURST, Chain, Chains, MAX_CHAINS, QueueError, QueueSetup, Ring};
+use crate::{BURST, Chain, Chains, MAX_CHAINS, QueueError, QueueSetup, Ring, feature};
 use lasthop_guestmem::GuestMemory;
 use lasthop_guestmem::translations::Translations;
 use lasthop_lock::Lock;
@@ -342,7 +342,7 @@ impl Queue {
         let guard = self.lock();
         QueueStatus {
             size: guard.inner.setup.map_or(0, |s| s.size),
-            packed: guard.inner.setup.is_some_and(|s| s.packed),
+            packed: guard.inner.setup.is_some_and(|s| s.has(feature::PACKED)),
             started: guard.inner.started.is_some(),
             enabled: guard.inner.enabled,
             rests: guard.inner.started.as_ref().is_some_and(|started| started.rests),

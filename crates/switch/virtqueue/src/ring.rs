@@ -3,7 +3,7 @@
 use crate::journal::{OpenBurst, Record};
 use crate::packed::{PackedRing, behind};
 use crate::split::SplitRing;
-use crate::{Chain, Chains, QueueError, QueueSetup};
+use crate::{Chain, Chains, QueueError, QueueSetup, feature};
 use lasthop_guestmem::GuestMemory;
 use std::sync::Arc;
 
@@ -39,7 +39,7 @@ impl Ring {
         memory: &Arc<GuestMemory>,
         record: Option<&mut Record>,
     ) -> Result<Self, QueueError> {
-        let layout = if setup.packed {
+        let layout = if setup.has(feature::PACKED) {
             Layout::Packed(PackedRing::new(setup, memory, record)?)
         } else {
             Layout::Split(SplitRing::new(setup, memory)?)

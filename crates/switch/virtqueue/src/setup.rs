@@ -2,10 +2,21 @@
 
 use crate::QueueError;
 use lasthop_guestmem::{GuestMemory, PinnedSlice};
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// How a ring is to be started.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Negotiated features that change a ring (virtio 1.2, §6).
+#[allow(missing_docs)]
+pub mod feature {
+    pub const INDIRECT: u64 = 1 << 28;
+    pub const EVENT_IDX: u64 = 1 << 29;
+    pub const PACKED: u64 = 1 << 34;
+    /// Used entries are in order whatever was negotiated.
+    pub const IN_ORDER: u64 = 1 << 35;
+}
+
+/// How a ring is to be started, as a session process asks for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QueueSetup {
     /// Entries.
     pub size: u16,
@@ -17,16 +28,14 @@ pub struct QueueSetup {
     pub device: u64,
     /// From where on, as in SET_VRING_BASE.
     pub base: u32,
-    /// VIRTIO_F_RING_PACKED.
-    pub packed: bool,
-    /// VIRTIO_F_RING_EVENT_IDX.
-    pub event_idx: bool,
-    /// VIRTIO_F_IN_ORDER. Used entries are in order whatever was negotiated.
-    pub in_order: bool,
-    /// VIRTIO_F_RING_INDIRECT_DESC.
-    pub indirect: bool,
-    /// All negotiated virtio feature bits, for whoever interprets the buffers.
+    /// All negotiated virtio feature bits: those of the ring, and those for whoever interprets the buffers.
     pub features: u64,
+}
+
+impl QueueSetup {
+    pub(crate) fn has(&self, feature: u64) -> bool {
+        self.features & feature != 0
+    }
 }
 
 /// A part of a ring, aligned as the specification has it (§2.7, §2.8.10).

@@ -17,7 +17,7 @@
 use crate::chain::{ChainBuilder, Descriptor};
 use crate::journal::OpenBurst;
 use crate::position::need_event;
-use crate::setup::{QueueSetup, part};
+use crate::setup::{QueueSetup, feature, part};
 use crate::{Chain, Chains, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, QueueError};
 use lasthop_guestmem::{Descriptors, Entries, GuestMemory, PinnedSlice, Window, fence};
 use std::sync::Arc;
@@ -94,9 +94,9 @@ impl SplitRing {
             next_used: position,
             published: position,
             near: 0,
-            event_idx: setup.event_idx,
-            in_order: setup.in_order,
-            indirect: setup.indirect,
+            event_idx: setup.has(feature::EVENT_IDX),
+            in_order: setup.has(feature::IN_ORDER),
+            indirect: setup.has(feature::INDIRECT),
         })
     }
 

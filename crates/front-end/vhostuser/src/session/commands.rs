@@ -115,7 +115,7 @@ impl<S: Switch> Session<S> {
             R::SetVringKick => {
                 let (i, fd) = self.ring_fd(form)?;
                 let kick = fd.as_ref().and_then(|fd| copy(fd, self.transport.aside()));
-                self.ask_for(Ask::Kick { ring: i as u16 }, fd)?;
+                self.ask_for(Ask::Ring(i as u16, RingAsk::Kick), fd)?;
                 // The switch has taken it, so it is an eventfd. What it refuses is not used here either: to watch another file, or to write
                 // to it, may take as long as whoever serves it likes.
                 if i % 2 == 0 {
@@ -132,11 +132,11 @@ impl<S: Switch> Session<S> {
             }
             R::SetVringCall => {
                 let (i, fd) = self.ring_fd(form)?;
-                self.ask_for(Ask::Call { ring: i as u16 }, fd)?;
+                self.ask_for(Ask::Ring(i as u16, RingAsk::Call), fd)?;
             }
             R::SetVringErr => {
                 let (i, fd) = self.ring_fd(form)?;
-                self.ask_for(Ask::Err { ring: i as u16 }, fd)?;
+                self.ask_for(Ask::Ring(i as u16, RingAsk::Err), fd)?;
             }
             R::SetVringEnable => {
                 // QEMU enables rings before SET_FEATURES when it reconnects.

@@ -176,7 +176,7 @@ impl<S: Switch> Session<S> {
             if runs && self.parts(i).iter().any(|part| part.0 <= last && part.1 >= first) {
                 self.rings[i].resting = true;
                 resting.push(i);
-                self.ask(Ask::Rest { ring: i as u16 }, None)?;
+                self.ask(Ask::Ring(i as u16, RingAsk::Rest), None)?;
             }
         }
         let rings = self.rings.len();
@@ -234,7 +234,7 @@ impl<S: Switch> Session<S> {
         if std::mem::take(&mut self.rings[i].resting) {
             self.rings[i].fills = 0;
         }
-        if !matches!(self.ask(Ask::Move { ring: i as u16 }, None)?, Answer::Done) {
+        if !matches!(self.ask(Ask::Ring(i as u16, RingAsk::Move), None)?, Answer::Done) {
             (self.rings[i].state, self.rings[i].setup) = (RingState::Failed, None);
             self.changed = true;
         }
@@ -365,7 +365,7 @@ impl<S: Switch> Session<S> {
                 self.show_ring(i);
             } else {
                 self.rings[i].resting = true;
-                self.ask(Ask::Rest { ring: i as u16 }, None)?;
+                self.ask(Ask::Ring(i as u16, RingAsk::Rest), None)?;
                 self.ask_for_ring(i)?;
             }
         }

@@ -5,6 +5,7 @@ use crate::{Order, Orders};
 use lasthop_guestmem::translations::{TABLE_BYTES, Translations, set_of};
 use lasthop_guestmem::{RegionSpec, meter};
 use lasthop_sys::{EventFd, Foreign, PeerEvent, memfd};
+use lasthop_virtqueue::{QueueSetup, feature};
 
 /// A packet that comes from control waits for such a ring, for half a second at most, and nothing for others waits with it.
 #[test]
@@ -133,19 +134,9 @@ fn translated(guest: &Guest, buffers: u16, pages: u64) -> Table {
     (0..64).for_each(|page| table.tell(page, page));
     (0..pages - 1).for_each(|n| table.tell(LONG / 4096 + n, 100 + n));
     let whole = physical.slice(0, bytes as usize).unwrap();
-    let features = guest.driver.config().features();
-    let setup = QueueSetup {
-        size: 64,
-        desc: 0,
-        driver: 0x1000,
-        device: 0x2000,
-        base: 0,
-        packed: false,
-        event_idx: false,
-        in_order: false,
-        indirect: false,
-        features,
-    };
+    let ring = feature::INDIRECT | feature::EVENT_IDX | feature::PACKED | feature::IN_ORDER;
+    let features = guest.driver.config().features() & !ring;
+    let setup = QueueSetup { size: 64, desc: 0, driver: 0x1000, device: 0x2000, base: 0, features };
     for i in 0..usize::from(buffers) {
         whole.store_u64(16 * i, LONG);
         whole.store_u64(16 * i + 8, (pages * 4096) | (2 << 32));

@@ -12,13 +12,6 @@ pub struct Batch {
     pub packets: u16,
 }
 
-impl Default for Batch {
-    /// The papers' figures: 125 µs, 64 packets.
-    fn default() -> Self {
-        Self { period_ns: 125_000, packets: 64 }
-    }
-}
-
 impl Batch {
     /// So many microseconds or packets, whatever comes first.
     pub fn new(us: u32, packets: u16) -> Self {

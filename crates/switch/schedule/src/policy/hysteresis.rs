@@ -9,14 +9,6 @@ pub struct Hysteresis {
     pub limit_ns: u64,
 }
 
-impl Default for Hysteresis {
-    /// The papers' 5 µs; the limit is about what it costs to sleep and to be woken again, twice: two guests that ask and
-    /// answer in turns look that slow until a helper looks after both.
-    fn default() -> Self {
-        Self { base_ns: 5_000, limit_ns: 50_000 }
-    }
-}
-
 impl Hysteresis {
     /// How long to poll for the next packet of a ring, `all_silent_ns` after any ring of the same helper had one. While it is
     /// awake for others anyway, to look at one more costs next to nothing, and the guest is spared its kicks.

@@ -9,7 +9,7 @@ mod split;
 
 pub use net::{NetConfig, NetDriver, NetError, NetQueue, VNET_HDR_LEN};
 
-use crate::{Chains, DESC_NEXT, DESC_WRITE, QueueError, QueueSetup, ReceiveBuffers};
+use crate::{Chains, DESC_NEXT, DESC_WRITE, QueueError, QueueSetup, ReceiveBuffers, feature};
 use lasthop_guestmem::{GuestMemory, PinnedSlice};
 use packed::PackedDriver;
 use split::SplitDriver;
@@ -68,18 +68,15 @@ impl RingLayout {
 
     /// What the device side has to be told. `base` is what [`DriverRing::base`] gives, `features` all that was negotiated.
     pub fn setup(&self, base: u32, features: u64) -> QueueSetup {
-        QueueSetup {
-            features,
-            size: self.size,
-            desc: self.desc,
-            driver: self.driver,
-            device: self.device,
-            base,
-            packed: self.packed,
-            event_idx: self.event_idx,
-            in_order: self.in_order,
-            indirect: self.indirect.is_some(),
-        }
+        let own = [
+            (feature::PACKED, self.packed),
+            (feature::EVENT_IDX, self.event_idx),
+            (feature::IN_ORDER, self.in_order),
+            (feature::INDIRECT, self.indirect.is_some()),
+        ];
+        let features = own.iter().filter(|(_, has)| *has).fold(features, |all, (feature, _)| all | feature);
+        let &Self { size, desc, driver, device, .. } = self;
+        QueueSetup { size, desc, driver, device, base, features }
     }
 }
 

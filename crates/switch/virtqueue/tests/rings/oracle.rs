@@ -38,7 +38,7 @@ fn oracle(layout: &RingLayout) -> OracleQueue {
 
 fn device(layout: &RingLayout, memory: &Arc<GuestMemory>) -> Queue {
     let queue = Queue::new(0);
-    let setup = lasthop_virtqueue::QueueSetup { indirect: true, ..layout.setup(0, 0) };
+    let setup = layout.setup(0, lasthop_virtqueue::feature::INDIRECT);
     queue.start(&setup, memory.clone()).unwrap();
     queue.set_enabled(true);
     queue

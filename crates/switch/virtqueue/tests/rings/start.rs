@@ -2,7 +2,7 @@
 
 use lasthop_guestmem::{GuestMemory, PinnedSlice};
 use lasthop_virtqueue::driver::RingLayout;
-use lasthop_virtqueue::{DESC_INDIRECT, JOURNAL_BYTES, Journal, Queue, QueueSetup};
+use lasthop_virtqueue::{DESC_INDIRECT, JOURNAL_BYTES, Journal, Queue, feature};
 use std::sync::Arc;
 
 /// A front-end starts a ring again and again, one place further on each time; each descriptor names the same long table. What is looked at
@@ -31,7 +31,7 @@ fn starting_a_ring_is_no_long_walk() {
     queue.set_journal(Journal::new(journal));
     for base in [0x8000, 0x8001, 0x8002] {
         let before = lasthop_guestmem::meter::looked_up();
-        let setup = QueueSetup { indirect: true, ..layout.setup(base, 0) };
+        let setup = layout.setup(base, feature::INDIRECT);
         queue.start(&setup, memory.clone()).unwrap();
         let looked_up = lasthop_guestmem::meter::looked_up() - before;
         assert!(looked_up < 100_000, "{looked_up} descriptors to start at {base:#x}");
