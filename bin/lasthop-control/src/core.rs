@@ -21,6 +21,7 @@ mod calls;
 mod connections;
 mod counting;
 mod cpu;
+mod ended;
 mod health;
 #[cfg(test)]
 mod limits_tests;
@@ -44,6 +45,7 @@ use calls::MAX_QUESTIONS;
 use connections::Walk;
 pub(crate) use connections::{Meant, WalkCall};
 use counting::Counting;
+use ended::Ended;
 pub(crate) use lists::{Kept, Load};
 pub(crate) use macs::MacCall;
 use macs::{Flush, Forgotten};
@@ -171,6 +173,7 @@ pub(crate) struct Core {
     last_put_right_ms: u64,
     commands: Vec<Command>,
     counts: Counts,
+    ended: Ended,
     started_ms: u64,
     /// What ports counted that were removed, as of the last answer about ports.
     removed: (PortTotals, PortTotals),
@@ -242,6 +245,7 @@ impl Core {
             last_put_right_ms: 0,
             commands: Vec::new(),
             counts: Counts::default(),
+            ended: Ended::default(),
             started_ms: now_ms,
             removed: Default::default(),
             caches: CacheFigures::default(),
@@ -348,7 +352,7 @@ impl Core {
                     Change::Clear => FromControl::ClearFlows,
                     Change::Del(key, mask) => {
                         self.counts.flows_deleted += 1;
-                        FromControl::DelFlow { key, mask, tell: false }
+                        FromControl::DelFlow { key, mask, tell: self.ended.is_asked_for(now_ms) }
                     }
                 };
                 self.commands.push(Command::Switch(message.into()));
@@ -409,7 +413,8 @@ impl Core {
                 }
             }
             // No flow of this policy has anything copied.
-            ToControl::Upcall(UpcallPacket { copy: Some(_), .. }) | ToControl::Ended(_) => {}
+            ToControl::Upcall(UpcallPacket { copy: Some(_), .. }) => {}
+            ToControl::Ended(flow) => self.ended.keep(*flow, now_ms),
             ToControl::Upcall(upcall) => self.upcall(&upcall, now_ms, out),
             ToControl::Port(port) => self.port_is(port, now_ms, out),
             ToControl::PortGone(id) => {

@@ -7,33 +7,35 @@ use crate::core::{
     Answer, Asker, Call, Kept, Load, MacCall, Meant, MirrorCall, SetCall, UplinkCall, WalkCall, busy, not_confirmed,
     not_known, supervisor_silent, switch_away, switch_silent,
 };
-use futures_util::{Stream, StreamExt};
+pub(crate) use clients::Clients;
+use clients::{Client, LongList, LongListPermit};
+use futures_util::Stream;
 use lasthop_api::{
     AclChanged, AclPage, AclRule, AclText, AddressSet, ApiError, Batching, Caches, Carried, Connection, ConnectionPage,
-    ConntrackFlushed, ConntrackStats, CpuTimes, Denied, DeviceTable, Direction, Drops, Field, Flow, FlowPage, Group,
-    GroupPage, GuestQueue, Host, LeftOut, Mac, MacFlushed, MacPage, Member, Mirror, MirrorList, NotTaken, OpenVswitch,
-    Port, PortAdopted, PortChanged, PortConnections, PortPage, Queue, RefusedMac, Replaced, SetChanged, SetPage,
-    Station, SwitchStats, Totals, TraceOutput, TraceReport, Translation, Uplink, UplinkList, parse_frame,
+    ConntrackFlushed, ConntrackStats, CpuTimes, Denied, DeviceTable, Direction, Drops, EndedFlows, Field, Flow,
+    FlowPage, Group, GroupPage, GuestQueue, Host, LeftOut, Mac, MacFlushed, MacPage, Member, Mirror, MirrorList,
+    NotTaken, OpenVswitch, Port, PortAdopted, PortChanged, PortConnections, PortPage, Queue, RefusedMac, Replaced,
+    SetChanged, SetPage, Station, SwitchStats, Totals, TraceOutput, TraceReport, Translation, Uplink, UplinkList,
+    parse_frame,
 };
 use lasthop_management_ipc::{MirrorConfig, Settings, UplinkConfig};
 use lasthop_policy::STATIC_MAC;
 use lasthop_policy::acl::MAX_TEXT;
-use lasthop_sys::{Aside, Beat};
-use pages::{Pages, pages};
-use std::cell::{Cell, RefCell};
+use lasthop_sys::Aside;
+use pages::pages;
+use std::cell::RefCell;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::net::UnixListener;
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::AbortHandle;
 use wire::Bounded;
 use zlink::{ReadyListener, Reply, Server};
 
+mod clients;
 mod wire;
 
 /// Clients at a time of each socket. Another one takes the place of one that is idle.
@@ -132,91 +134,6 @@ async fn accept(listener: UnixListener, calls: mpsc::Sender<Call>, clients: Clie
     }
 }
 
-/// A client that is connected.
-#[derive(Debug)]
-pub(crate) struct Client {
-    user: u32,
-    /// When it last said something.
-    last: Cell<Instant>,
-    /// It has to make room.
-    sent_away: Notify,
-    /// By when it has to have read a long list.
-    list_until: Cell<Option<tokio::time::Instant>>,
-    /// Of the one thread: to listen to a client is a round of work, also where nothing of it comes to the core.
-    beat: Arc<Beat>,
-}
-
-/// Held by a client while it is told a long list: one of the few permits for that.
-#[derive(Debug)]
-struct LongListPermit {
-    client: Rc<Client>,
-    _permit: OwnedSemaphorePermit,
-}
-
-impl Drop for LongListPermit {
-    fn drop(&mut self) {
-        self.client.list_until.set(None);
-    }
-}
-
-/// A long list in pages, and the permit for it.
-#[derive(Debug)]
-struct LongList<P> {
-    pages: Pages<P>,
-    _permit: Option<LongListPermit>,
-}
-
-impl<P> Stream for LongList<P> {
-    type Item = Result<Reply<P>, ApiError>;
-
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        self.pages.poll_next_unpin(cx)
-    }
-}
-
-/// Those that are connected. Whoever comes is let in: if there are too many, somebody of the user who has most goes, the one
-/// that has said nothing for longest. So nobody can lock others out, and idle clients nobody at all.
-#[derive(Clone, Debug)]
-pub(crate) struct Clients {
-    /// By socket, as what follows.
-    all: [Rc<RefCell<Vec<Rc<Client>>>>; 2],
-    beat: Arc<Beat>,
-    /// For those who may change things, and for those who may not: these keep nobody else from looking.
-    long_lists: [Arc<Semaphore>; 2],
-}
-
-impl Clients {
-    /// `beat`: of this thread.
-    pub(crate) fn new(beat: Arc<Beat>) -> Self {
-        let long_lists = std::array::from_fn(|_| Arc::new(Semaphore::new(MAX_LONG_LISTS)));
-        Self { all: Default::default(), beat, long_lists }
-    }
-
-    fn of(&self, read_only: bool) -> &RefCell<Vec<Rc<Client>>> {
-        let [owners, readers] = &self.all;
-        if read_only { readers } else { owners }
-    }
-
-    fn admit(&self, user: u32, read_only: bool) -> Rc<Client> {
-        let mut clients = self.of(read_only).borrow_mut();
-        if clients.len() >= MAX_CONNECTIONS {
-            let of = |user: u32| clients.iter().filter(|c| c.user == user).count();
-            let goes = clients.iter().enumerate().max_by_key(|(_, c)| (of(c.user), c.last.get().elapsed()));
-            if let Some((at, _)) = goes {
-                clients.swap_remove(at).sent_away.notify_one();
-            }
-        }
-        let (last, list_until) = (Cell::new(Instant::now()), Cell::new(None));
-        let client = Rc::new(Client { user, last, sent_away: Notify::new(), list_until, beat: self.beat.clone() });
-        clients.push(client.clone());
-        client
-    }
-
-    fn forget(&self, client: &Rc<Client>, read_only: bool) {
-        self.of(read_only).borrow_mut().retain(|other| !Rc::ptr_eq(other, client));
-    }
-}
-
 /// The methods. Their doc comments go into the interface's description.
 #[derive(Debug)]
 struct Api {
@@ -298,7 +215,7 @@ fn pairs(settings: Vec<Field>) -> Settings {
 
 #[zlink::service(
     interface = "org.lasthop.Switch",
-    types = [AclRule, AclPage, AclText, AclChanged, AddressSet, SetPage, SetChanged, CpuTimes, Port, RefusedMac, Queue, Totals, Drops, Flow, Field, Mac, MacFlushed, Group, Member, GroupPage, PortChanged, PortPage, PortAdopted, NotTaken, Station, FlowPage, MacPage, Connection, Direction, ConnectionPage, ConntrackFlushed, ConntrackStats, PortConnections, SwitchStats, Host, DeviceTable, Caches, Denied, LeftOut, Replaced,
+    types = [AclRule, AclPage, AclText, AclChanged, AddressSet, SetPage, SetChanged, CpuTimes, Port, RefusedMac, Queue, Totals, Drops, Flow, Field, Mac, MacFlushed, Group, Member, GroupPage, PortChanged, PortPage, PortAdopted, NotTaken, Station, FlowPage, EndedFlows, MacPage, Connection, Direction, ConnectionPage, ConntrackFlushed, ConntrackStats, PortConnections, SwitchStats, Host, DeviceTable, Caches, Denied, LeftOut, Replaced,
              OpenVswitch, TraceOutput, TraceReport, Translation, Batching, Uplink, Carried, GuestQueue, UplinkList, Mirror, MirrorList],
     vendor = "lasthop",
     product = "lasthop",
@@ -413,6 +330,10 @@ impl Api {
     async fn flow_list(&self, more: bool) -> impl Stream<Item = Result<Reply<FlowPage>, ApiError>> + Unpin {
         let page = |flows, total| FlowPage { flows, total };
         self.long_list(|answer| Call::FlowList { answer }, more, FLOWS_PER_PAGE, page).await
+    }
+
+    async fn flows_ended(&self, after: Option<u64>) -> Result<EndedFlows, ApiError> {
+        self.ask(|answer| Call::FlowsEnded { after, answer }).await
     }
 
     #[zlink(more)]

@@ -8,6 +8,7 @@ mod conntrack;
 mod declared;
 mod device;
 mod doctor;
+mod ipfix;
 mod list;
 mod mac;
 mod metrics;
@@ -115,6 +116,13 @@ enum Command {
     #[command(after_help = "Examples:\n  lasthop metrics\n  lasthop metrics --listen 127.0.0.1:9477\n  \
         lasthop metrics --listen unix:/run/lasthop-metrics.sock")]
     Metrics(metrics::MetricsArgs),
+    /// Tell a collector of IPFIX what each flow carries
+    ///
+    /// As RFC 7011 has it, over UDP, until Ctrl-C. It needs no more rights than to look. What could not be told is counted, and said at the end.
+    #[command(
+        after_help = "Examples:\n  lasthop ipfix 10.0.0.9:4739\n  lasthop ipfix [fd00::9]:4739 --active 300 --idle 30 --domain 7"
+    )]
+    Ipfix(ipfix::IpfixArgs),
     /// Show live what every port and uplink carries and drops, and processor time
     ///
     /// Without a terminal, or with --plain, a table each interval.
@@ -354,6 +362,7 @@ fn main() -> ExitCode {
         Command::Apply(args) => declared::apply(&args),
         Command::Stats(args) => stats::stats(&args),
         Command::Metrics(args) => metrics::metrics(&args),
+        Command::Ipfix(args) => ipfix::ipfix(&args),
         Command::Top(args) => top::top(&args).map(|()| String::new()),
         Command::Trace(args) => trace::trace(&args),
         Command::Show(args) => show::show(&args),

@@ -13,8 +13,8 @@ use super::{
 use crate::server::MAX_LONG_LISTS;
 use crate::view;
 use lasthop_api::{
-    AclChanged, AclRule, ApiError, Batching, Connection, ConntrackStats, Field, Flow, Mac, MirrorList, Port,
-    PortAdopted, PortChanged, Station, SwitchStats, TraceReport, UplinkList,
+    AclChanged, AclRule, ApiError, Batching, Connection, ConntrackStats, EndedFlows, Field, Flow, Mac, MirrorList,
+    Port, PortAdopted, PortChanged, Station, SwitchStats, TraceReport, UplinkList,
 };
 use lasthop_frame::{Depth, FlowKey, SNAPSHOT_LEN};
 use lasthop_ipc::{DatapathRequest, FlowInfo, PortInfo, PortState};
@@ -76,6 +76,10 @@ pub(crate) enum Call {
     },
     FlowList {
         answer: Answer<Vec<Flow>>,
+    },
+    FlowsEnded {
+        after: Option<u64>,
+        answer: Answer<EndedFlows>,
     },
     MacList {
         answer: Answer<Vec<Mac>>,
@@ -148,6 +152,7 @@ impl Core {
                     self.ask(FLOWS, Question::Flows { flows: Vec::new(), answer });
                 }
             }
+            Call::FlowsEnded { after, answer } => self.tell_ended(after, answer, now_ms),
             Call::MacList { answer } => self.mac_list(answer, now_ms),
             Call::Mac(call) => self.mac_call(call, now_ms),
             Call::Connections(call) => self.walk(call),
@@ -233,6 +238,14 @@ impl Core {
                 refuse(answer, error("sets of addresses"));
             }
             Call::PortAdopt { answer, .. } => refuse(answer, error("what a guest brings along")),
+            Call::FlowsEnded { answer, .. } => {
+                refuse(
+                    answer,
+                    error(
+                        "asking for flows that ended (Open vSwitch exports flows itself: `ovs-vsctl -- set Bridge … ipfix=…`)",
+                    ),
+                );
+            }
             Call::Mirror { call: MirrorCall::Add(_) | MirrorCall::Del(_), answer } => refuse(answer, error("mirrors")),
             call => return Some(call),
         }

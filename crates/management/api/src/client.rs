@@ -4,8 +4,8 @@
 
 use crate::{
     AclChanged, AclPage, AclText, ApiError, Batching, Connection, ConnectionPage, ConntrackFlushed, ConntrackStats,
-    Field, FlowPage, GroupPage, Mac, MacFlushed, MacPage, MirrorList, PortAdopted, PortChanged, PortPage, SetChanged,
-    SetPage, Station, SwitchStats, TraceReport, UplinkList,
+    EndedFlows, Field, FlowPage, GroupPage, Mac, MacFlushed, MacPage, MirrorList, PortAdopted, PortChanged, PortPage,
+    SetChanged, SetPage, Station, SwitchStats, TraceReport, UplinkList,
 };
 use futures_util::Stream;
 
@@ -90,6 +90,10 @@ pub trait SwitchProxy {
     /// All flows in the switch.
     #[zlink(more)]
     async fn flow_list(&mut self) -> zlink::Result<impl Stream<Item = zlink::Result<Result<FlowPage, ApiError>>>>;
+
+    /// Flows that have ended since `after`, which is `next` of the answer before; none: from now on. They are kept, a bounded number, as
+    /// long as somebody asks every two minutes.
+    async fn flows_ended(&mut self, after: Option<u64>) -> zlink::Result<Result<EndedFlows, ApiError>>;
 
     /// All learned addresses.
     #[zlink(more)]
