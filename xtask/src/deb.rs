@@ -68,7 +68,7 @@ fn stage(programs: &Path, tree: &Path) -> Result<(), String> {
         put(&programs.join(program), &tree.join("usr/libexec/lasthop").join(program), 0o755)?;
     }
     put(&programs.join(LIBRARY.0), &tree.join("usr/lib/lasthop").join(LIBRARY.0), 0o644)?;
-    for unit in ["lasthop.service", "lasthop-metrics.service"] {
+    for unit in ["lasthop.service", "lasthop-metrics.service", "lasthop-history.service"] {
         put(&packaging.join(unit), &tree.join("usr/lib/systemd/system").join(unit), 0o644)?;
     }
     put(&packaging.join("lasthop.sysusers"), &tree.join("usr/lib/sysusers.d/lasthop.conf"), 0o644)?;

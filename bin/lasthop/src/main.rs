@@ -8,6 +8,7 @@ mod conntrack;
 mod declared;
 mod device;
 mod doctor;
+mod history;
 mod ipfix;
 mod list;
 mod mac;
@@ -123,6 +124,9 @@ enum Command {
         after_help = "Examples:\n  lasthop ipfix 10.0.0.9:4739\n  lasthop ipfix [fd00::9]:4739 --active 300 --idle 30 --domain 7"
     )]
     Ipfix(ipfix::IpfixArgs),
+    /// Record what every port does, minute by minute, and show it
+    #[command(subcommand)]
+    History(history::HistoryCommand),
     /// Show live what every port and uplink carries and drops, and processor time
     ///
     /// Without a terminal, or with --plain, a table each interval.
@@ -363,6 +367,7 @@ fn main() -> ExitCode {
         Command::Stats(args) => stats::stats(&args),
         Command::Metrics(args) => metrics::metrics(&args),
         Command::Ipfix(args) => ipfix::ipfix(&args),
+        Command::History(command) => history::history(&command),
         Command::Top(args) => top::top(&args).map(|()| String::new()),
         Command::Trace(args) => trace::trace(&args),
         Command::Show(args) => show::show(&args),

@@ -113,6 +113,8 @@ fn gather(args: &ReportArgs) -> (Vec<(String, Vec<u8>)>, String) {
     let run_dir = args.run_dir.as_os_str();
     let ask = |words: &[&str]| say(Command::new(&own).args(words).arg("--run-dir").arg(run_dir));
     let mut files = vec![("version.txt".to_owned(), say(Command::new(&own).arg("--version")))];
+    // Of the file that the package's service writes, whichever instance that looks at.
+    files.push(("history.txt".into(), say(Command::new(&own).args(["history", "show"]))));
     files.extend(ASKED.iter().map(|(name, words)| ((*name).to_owned(), ask(words))));
     for port in ports(&ask(&["port", "list", "--json"])) {
         files.push((format!("show/{port}.txt"), ask(&["show", &port])));

@@ -8,6 +8,7 @@ use crate::client::{CliError, Instance};
 use crate::list::figures;
 use clap::Args;
 use lasthop_sys::SignalFd;
+pub use rates::short;
 use rates::{Rates, Sort};
 use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;

@@ -150,7 +150,7 @@ impl Rates {
 }
 
 /// A number with a unit of thousands, of four characters or so.
-fn short(number: f64) -> String {
+pub fn short(number: f64) -> String {
     match number {
         n if n >= 1e9 => format!("{:.1}G", n / 1e9),
         n if n >= 1e6 => format!("{:.1}M", n / 1e6),
