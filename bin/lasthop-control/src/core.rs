@@ -2,7 +2,7 @@
 
 use cpu::CpuRequest;
 use health::Health;
-use lasthop_api::{ApiError, OpenVswitch};
+use lasthop_api::{ApiError, LogLevelList, OpenVswitch};
 use lasthop_ipc::{FromControl, PortInfo, PortState, ToControl, UpcallPacket};
 use lasthop_management_ipc::{ControlToSupervisor, DeviceState, PortConfig, SupervisorToControl};
 use lasthop_policy::acl::Book;
@@ -27,6 +27,7 @@ mod health;
 mod limits_tests;
 mod listing;
 mod lists;
+mod log_level;
 mod macs;
 mod mirrors;
 mod moved;
@@ -174,6 +175,8 @@ pub(crate) struct Core {
     commands: Vec<Command>,
     counts: Counts,
     ended: Ended,
+    /// Those who wait for what the supervisor says of the log.
+    log_requests: BTreeMap<u64, Answer<LogLevelList>>,
     started_ms: u64,
     /// What ports counted that were removed, as of the last answer about ports.
     removed: (PortTotals, PortTotals),
@@ -246,6 +249,7 @@ impl Core {
             commands: Vec::new(),
             counts: Counts::default(),
             ended: Ended::default(),
+            log_requests: BTreeMap::new(),
             started_ms: now_ms,
             removed: Default::default(),
             caches: CacheFigures::default(),
@@ -498,6 +502,7 @@ impl Core {
             SupervisorToControl::CpuTimes { request, times, replaced, host } => {
                 self.cpu_reply(request, times, (replaced, host), now_ms);
             }
+            SupervisorToControl::LogLevel { request, run, control } => self.log_level_is(request, run, control),
             SupervisorToControl::Mirrors(mirrors) => self.mirrors_are(mirrors, now_ms, out),
             SupervisorToControl::MirrorReply { request, result } => self.mirror_reply(request, result, now_ms),
             SupervisorToControl::Renamed { port, from, to } => self.renamed(port, &from, &to),

@@ -1,22 +1,17 @@
 //! What a program that decides does around its event loop: the log, the sandbox, and the status that it ends with.
 
 use crate::ControlError;
-use lasthop_log::{Lines, Log};
+use lasthop_log::{Log, levels};
 use lasthop_sys::sandbox::Program;
 use std::error::Error;
 use std::process::ExitCode;
 use std::time::Duration;
-use tracing_subscriber::EnvFilter;
 
 /// Serves in the sandbox of `program`. To be called by `main` once it has its descriptors, before anything is read from anybody.
 pub fn run_program(program: Program, serve: impl FnOnce() -> Result<(), ControlError>) -> ExitCode {
-    // The library of the API warns of every client that has seen enough before the end (`lasthop port list | head`).
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info,zlink_core=error"));
-    let logs = tracing_subscriber::fmt().with_ansi(false).with_env_filter(filter).event_format(Lines::new());
     let log = Log::new();
     log.end_with_panics();
-    let lines = log.clone();
-    logs.with_writer(move || lines.clone()).init();
+    levels::begin(&log);
     let result = confined(&program, &log, serve).inspect_err(|error| tracing::error!("{error}"));
     // What was said last is what matters, if anybody reads it.
     log.finish(Duration::from_millis(100));

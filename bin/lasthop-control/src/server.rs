@@ -13,10 +13,10 @@ use futures_util::Stream;
 use lasthop_api::{
     AclChanged, AclPage, AclRule, AclText, AddressSet, ApiError, Batching, Caches, Carried, Connection, ConnectionPage,
     ConntrackFlushed, ConntrackStats, CpuTimes, Denied, DeviceTable, Direction, Drops, EndedFlows, Field, Flow,
-    FlowPage, Group, GroupPage, GuestQueue, Host, LeftOut, Mac, MacFlushed, MacPage, Member, Mirror, MirrorList,
-    NotTaken, OpenVswitch, Port, PortAdopted, PortChanged, PortConnections, PortPage, Queue, RefusedMac, Replaced,
-    SetChanged, SetPage, Station, SwitchStats, Totals, TraceOutput, TraceReport, Translation, Uplink, UplinkList,
-    parse_frame,
+    FlowPage, Group, GroupPage, GuestQueue, Host, LeftOut, LogLevel, LogLevelList, Mac, MacFlushed, MacPage, Member,
+    Mirror, MirrorList, NotTaken, OpenVswitch, Port, PortAdopted, PortChanged, PortConnections, PortPage, Queue,
+    RefusedMac, Replaced, SetChanged, SetPage, Station, SwitchStats, Totals, TraceOutput, TraceReport, Translation,
+    Uplink, UplinkList, parse_frame,
 };
 use lasthop_management_ipc::{MirrorConfig, Settings, UplinkConfig};
 use lasthop_policy::STATIC_MAC;
@@ -216,7 +216,7 @@ fn pairs(settings: Vec<Field>) -> Settings {
 #[zlink::service(
     interface = "org.lasthop.Switch",
     types = [AclRule, AclPage, AclText, AclChanged, AddressSet, SetPage, SetChanged, CpuTimes, Port, RefusedMac, Queue, Totals, Drops, Flow, Field, Mac, MacFlushed, Group, Member, GroupPage, PortChanged, PortPage, PortAdopted, NotTaken, Station, FlowPage, EndedFlows, MacPage, Connection, Direction, ConnectionPage, ConntrackFlushed, ConntrackStats, PortConnections, SwitchStats, Host, DeviceTable, Caches, Denied, LeftOut, Replaced,
-             OpenVswitch, TraceOutput, TraceReport, Translation, Batching, Uplink, Carried, GuestQueue, UplinkList, Mirror, MirrorList],
+             OpenVswitch, TraceOutput, TraceReport, Translation, Batching, Uplink, Carried, GuestQueue, UplinkList, Mirror, MirrorList, LogLevel, LogLevelList],
     vendor = "lasthop",
     product = "lasthop",
     version = env!("CARGO_PKG_VERSION")
@@ -497,6 +497,13 @@ impl Api {
     ) -> impl Stream<Item = Result<Reply<SetPage>, ApiError>> + Unpin {
         let page = |sets, total| SetPage { sets, total };
         self.long_list(|answer| Call::Set(SetCall::List { name, answer }), more, SETS_PER_PAGE, page).await
+    }
+
+    async fn log_levels(&self, levels: Vec<LogLevel>) -> Result<LogLevelList, ApiError> {
+        if !levels.is_empty() {
+            self.may_change()?;
+        }
+        self.ask_within(PATIENCE, supervisor_silent, |answer| Call::LogLevels { levels, answer }).await
     }
 
     async fn trace(&self, port: String, frame: String) -> Result<TraceReport, ApiError> {

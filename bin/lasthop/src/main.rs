@@ -11,6 +11,7 @@ mod doctor;
 mod history;
 mod ipfix;
 mod list;
+mod log;
 mod mac;
 mod metrics;
 mod mirror;
@@ -127,6 +128,9 @@ enum Command {
     /// Record what every port does, minute by minute, and show it
     #[command(subcommand)]
     History(history::HistoryCommand),
+    /// Show which lines of the log are written, and change it while lasthop runs
+    #[command(after_help = "Examples:\n  lasthop log\n  lasthop log level debug")]
+    Log(log::LogArgs),
     /// Show live what every port and uplink carries and drops, and processor time
     ///
     /// Without a terminal, or with --plain, a table each interval.
@@ -368,6 +372,7 @@ fn main() -> ExitCode {
         Command::Metrics(args) => metrics::metrics(&args),
         Command::Ipfix(args) => ipfix::ipfix(&args),
         Command::History(command) => history::history(&command),
+        Command::Log(args) => log::log(&args),
         Command::Top(args) => top::top(&args).map(|()| String::new()),
         Command::Trace(args) => trace::trace(&args),
         Command::Show(args) => show::show(&args),

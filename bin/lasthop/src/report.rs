@@ -31,7 +31,7 @@ const JOURNAL_LINES: &str = "4000";
 const FOLDER: &str = "lasthop-report";
 
 /// What lasthop says, by file.
-const ASKED: [(&str, &[&str]); 16] = [
+const ASKED: [(&str, &[&str]); 17] = [
     ("doctor.txt", &["doctor"]),
     ("doctor.json", &["doctor", "--json", "--since-start"]),
     ("ports.txt", &["port", "list"]),
@@ -48,6 +48,7 @@ const ASKED: [(&str, &[&str]); 16] = [
     ("sets.txt", &["set", "list"]),
     ("conntrack.txt", &["conntrack", "stats"]),
     ("metrics.txt", &["metrics"]),
+    ("log-levels.txt", &["log"]),
 ];
 /// What the host says: file, program, arguments.
 const HOST: [(&str, &str, &[&str]); 6] = [

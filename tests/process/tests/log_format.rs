@@ -33,3 +33,52 @@ fn journald_gets_priorities() {
     wait_for("a warning", PATIENCE, || begins("<4>", "lasthop-control (pid"));
     wait_for("what control says", PATIENCE, || begins("<6>", "the switch is connected"));
 }
+
+fn levels(lasthop: &Lasthop) -> [String; 2] {
+    let list = lasthop.json(&["log"]);
+    ["run", "control"].map(|process| {
+        let level = list["levels"].as_array().unwrap().iter().find(|one| one["process"] == process).unwrap();
+        level["level"].as_str().unwrap().to_owned()
+    })
+}
+
+/// Which lines there are changes while it runs, and a control that comes goes on so.
+#[test]
+fn a_level_changes_without_a_restart() {
+    let dir = scratch();
+    let lasthop = Lasthop::start_with(&[Port::listen("vm1", dir.path())], &["--no-bpf"]);
+    let says = |text: &str| lasthop.log().lines().filter(|line| line.contains(text)).count();
+    assert_eq!(levels(&lasthop), ["info", "info"]);
+    let visit = || {
+        drop(Guest::connect(&dir.path().join("vm1.sock"), mac(1), Options::default()));
+        lasthop.wait_for_state("vm1", "waiting");
+    };
+    visit();
+    let (debug, info) = ("DEBUG port vm1: ", "INFO port vm1: front-end connected");
+    wait_for("the supervisor's line", PATIENCE, || says(info) == 1);
+    assert_eq!(says(debug), 0);
+    lasthop.command(&["log", "level", "control=debug", "run=warn"]);
+    assert_eq!(levels(&lasthop), ["warn", "debug"]);
+    visit();
+    wait_for("what control says besides", PATIENCE, || says(debug) > 0);
+    lasthop.kill("lasthop-control");
+    wait_for("another control", PATIENCE, || says("WARN lasthop-control (pid") > 0);
+    wait_for("its level", PATIENCE, || {
+        lasthop.try_command(&["log"]).status.success() && levels(&lasthop) == ["warn", "debug"]
+    });
+    let before = says(debug);
+    visit();
+    wait_for("what the other says besides", PATIENCE, || says(debug) > before);
+    // The line of the change itself is behind all that the supervisor did not write.
+    lasthop.command(&["log", "level", "default"]);
+    assert_eq!(levels(&lasthop), ["info", "info"]);
+    wait_for("the change", PATIENCE, || says("log level: default instead of warn") == 1);
+    assert_eq!(says(info), 1, "it was not written at warn");
+    for (words, why) in
+        [("loud", "\"loud\" is no level; there are error, warn"), ("switch=debug", "there are run and control")]
+    {
+        let out = lasthop.try_command(&["log", "level", words]);
+        let said = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert!(out.status.code() == Some(1) && said.contains(why), "{said}");
+    }
+}

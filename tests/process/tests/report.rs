@@ -78,6 +78,7 @@ fn all_is_there_and_no_address() {
     in_file("doctor.json", "\"findings\"");
     in_file("conntrack.txt", "connections");
     in_file("history.txt", "lasthop history record");
+    in_file("log-levels.txt", "control");
     in_file("host/kernel.txt", "Linux");
     in_file("processes.txt", "lasthop-switch");
     in_file("log.txt", "the switch is connected");

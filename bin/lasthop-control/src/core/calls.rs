@@ -13,8 +13,8 @@ use super::{
 use crate::server::MAX_LONG_LISTS;
 use crate::view;
 use lasthop_api::{
-    AclChanged, AclRule, ApiError, Batching, Connection, ConntrackStats, EndedFlows, Field, Flow, Mac, MirrorList,
-    Port, PortAdopted, PortChanged, Station, SwitchStats, TraceReport, UplinkList,
+    AclChanged, AclRule, ApiError, Batching, Connection, ConntrackStats, EndedFlows, Field, Flow, LogLevel,
+    LogLevelList, Mac, MirrorList, Port, PortAdopted, PortChanged, Station, SwitchStats, TraceReport, UplinkList,
 };
 use lasthop_frame::{Depth, FlowKey, SNAPSHOT_LEN};
 use lasthop_ipc::{DatapathRequest, FlowInfo, PortInfo, PortState};
@@ -83,6 +83,10 @@ pub(crate) enum Call {
     },
     MacList {
         answer: Answer<Vec<Mac>>,
+    },
+    LogLevels {
+        levels: Vec<LogLevel>,
+        answer: Answer<LogLevelList>,
     },
     Stats {
         answer: Answer<SwitchStats>,
@@ -153,6 +157,7 @@ impl Core {
                 }
             }
             Call::FlowsEnded { after, answer } => self.tell_ended(after, answer, now_ms),
+            Call::LogLevels { levels, answer } => self.log_level(levels, answer),
             Call::MacList { answer } => self.mac_list(answer, now_ms),
             Call::Mac(call) => self.mac_call(call, now_ms),
             Call::Connections(call) => self.walk(call),

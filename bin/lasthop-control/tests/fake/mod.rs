@@ -285,6 +285,12 @@ impl Fake {
                 return;
             }
             ControlToSupervisor::TakesNothing { .. } | ControlToSupervisor::Limit { .. } => return,
+            ControlToSupervisor::LogLevel { request, run, control } => {
+                let run = run.unwrap_or_else(|| "info".into());
+                let told = SupervisorToControl::LogLevel { request: Some(request), run, control };
+                self.supervisor.send(&told, None).unwrap();
+                return;
+            }
             ControlToSupervisor::Announce { uplink, macs } => {
                 self.announced.push((uplink, macs));
                 return;

@@ -31,6 +31,7 @@
 //! | `host_facts` | what the host does not let us have, and programs whose file was replaced |
 //! | `kept` | access lists and mirrors, written once they hold |
 //! | `links` | interfaces, as the kernel tells of them |
+//! | `log_level` | which lines of the log are written |
 //! | `segments` | which uplinks are on one network segment, and which of them has to be blocked |
 //! | `probing` | probes sent and heard, and what follows |
 //! | `uplinks` | all of them, and what people ask of them |
@@ -59,6 +60,7 @@ mod host_facts;
 mod hung_children;
 mod kept;
 mod links;
+mod log_level;
 mod mirrors;
 mod open_vswitch;
 mod owner;
@@ -88,14 +90,13 @@ mod watchdog;
 
 pub use args::{PortArg, RunArgs, check_uplink, driver, meant_device, new_name, nice, queues, vlan_list};
 pub use devices::DEVICES_DIR;
-use lasthop_log::{Format, Lines, Log};
+use lasthop_log::{Format, Log, levels};
 pub use open_vswitch::PACKET_PORT;
 pub use owner::FileOwner;
 use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
 pub use store::SavedUplink;
-use tracing_subscriber::EnvFilter;
 
 /// Why `lasthop run` ends with an error. The text is one line: what is wrong; what to do.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -112,14 +113,10 @@ pub enum RunError {
 /// one line on stderr says what is wrong and what to do. Call it from the first thread: the children die with it.
 pub fn run(args: RunArgs) -> ExitCode {
     args.log_format.into_iter().for_each(Format::make_current);
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    let logs = tracing_subscriber::fmt().with_ansi(false).with_env_filter(filter).event_format(Lines::new());
     let log = Log::new();
     log.end_with_panics();
-    let lines = log.clone();
-    let logs = logs.with_writer(move || lines.clone());
     // Without a subscriber there is no log, and nothing else changes.
-    let _ = logs.try_init();
+    levels::begin(&log);
 
     lasthop_sys::keep_descriptors_from_children();
     // Lines that others cause must not hold up the children's care when nobody reads them.

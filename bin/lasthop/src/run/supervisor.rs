@@ -124,6 +124,8 @@ pub struct Supervisor {
     /// Which thread of the switch is which port's.
     pub(super) port_threads: PortThreads,
     pub(super) switch_log: SwitchLog,
+    /// What control is to write, if it was told.
+    pub(super) control_level: Option<String>,
     /// Whose work ports' threads do, if VMs are to pay for it.
     pub(super) cgroup_accounting: Option<CgroupAccounting>,
     /// Whether `ready` was printed.
@@ -205,6 +207,7 @@ impl Supervisor {
             boost,
             port_threads: PortThreads::default(),
             switch_log: SwitchLog::default(),
+            control_level: None,
             cgroup_accounting: setup.vm_cgroup.then(CgroupAccounting::new),
             announced: false,
             heart: Heart::watched(Instant::now()),
@@ -343,6 +346,7 @@ impl Supervisor {
                 let what = self.cannot_start("lasthop-control", &e)?;
                 self.control.cannot_start(what, now);
             } else {
+                self.tell_log_level(None);
                 self.told_devices.clear();
                 self.ports.values_mut().for_each(Port::tell_fault_again);
                 self.tell_all_settings();
@@ -477,12 +481,11 @@ impl Supervisor {
                     continue;
                 }
                 ControlToSupervisor::CpuTimes { request } => {
-                    // What is wrong with ports is told before they are shown.
-                    self.presence.ask();
-                    self.look_after_sockets(Instant::now());
-                    let (times, replaced) = (self.cpu_times(), self.replaced.list(Instant::now()));
-                    let host = self.host_facts();
-                    self.control.send(SupervisorToControl::CpuTimes { request, times, replaced, host }, None);
+                    self.tell_cpu_times(request);
+                    continue;
+                }
+                ControlToSupervisor::LogLevel { request, run, control } => {
+                    self.set_log_level(request, run, control);
                     continue;
                 }
                 ControlToSupervisor::MirrorAdd { request, mirror } => {

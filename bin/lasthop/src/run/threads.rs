@@ -2,13 +2,24 @@
 
 use super::port_threads::Thread;
 use super::supervisor::Supervisor;
-use lasthop_management_ipc::CpuTimes;
+use lasthop_management_ipc::{CpuTimes, SupervisorToControl};
 use lasthop_types::PortId;
 use nix::time::clock_getcpuclockid;
 use nix::unistd::Pid;
 use std::fs;
+use std::time::Instant;
 
 impl Supervisor {
+    /// What processes have used, and what goes with it.
+    pub(super) fn tell_cpu_times(&mut self, request: u64) {
+        // What is wrong with ports is told before they are shown.
+        self.presence.ask();
+        self.look_after_sockets(Instant::now());
+        let (times, replaced) = (self.cpu_times(), self.replaced.list(Instant::now()));
+        let host = self.host_facts();
+        self.control.send(SupervisorToControl::CpuTimes { request, times, replaced, host }, None);
+    }
+
     /// What has been used so far. Threads are read before their process, so that they never have used more than it has.
     pub(super) fn cpu_times(&self) -> CpuTimes {
         let mut times = CpuTimes {

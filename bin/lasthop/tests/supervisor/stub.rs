@@ -209,6 +209,7 @@ pub fn control(_called: &Path) {
                             | SupervisorToControl::ListsKept(_)
                             | SupervisorToControl::Uplinks(_)
                             | SupervisorToControl::Devices(_)
+                            | SupervisorToControl::LogLevel { .. }
                             | SupervisorToControl::PortFault { .. }
                             | SupervisorToControl::ApiSocket { .. }
                             | SupervisorToControl::OvsSocket

@@ -4,8 +4,8 @@
 
 use crate::{
     AclChanged, AclPage, AclText, ApiError, Batching, Connection, ConnectionPage, ConntrackFlushed, ConntrackStats,
-    EndedFlows, Field, FlowPage, GroupPage, Mac, MacFlushed, MacPage, MirrorList, PortAdopted, PortChanged, PortPage,
-    SetChanged, SetPage, Station, SwitchStats, TraceReport, UplinkList,
+    EndedFlows, Field, FlowPage, GroupPage, LogLevel, LogLevelList, Mac, MacFlushed, MacPage, MirrorList, PortAdopted,
+    PortChanged, PortPage, SetChanged, SetPage, Station, SwitchStats, TraceReport, UplinkList,
 };
 use futures_util::Stream;
 
@@ -218,6 +218,9 @@ pub trait SwitchProxy {
         &mut self,
         name: Option<&str>,
     ) -> zlink::Result<impl Stream<Item = zlink::Result<Result<SetPage, ApiError>>>>;
+
+    /// Has processes write lines of the log from these levels on, and tells what each writes; without any it only tells.
+    async fn log_levels(&mut self, levels: &[LogLevel]) -> zlink::Result<Result<LogLevelList, ApiError>>;
 
     /// What would happen to `frame` (hexadecimal digits, from the Ethernet header on) if it came from `port`.
     async fn trace(&mut self, port: &str, frame: &str) -> zlink::Result<Result<TraceReport, ApiError>>;

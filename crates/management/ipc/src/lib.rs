@@ -107,6 +107,15 @@ pub enum SupervisorToControl {
     },
     /// All mirrors; before `Ports`, and after every change.
     Mirrors(Vec<MirrorConfig>),
+    /// Which lines of the log are written. First of all, if control was told something before, and as the answer to `LogLevel`.
+    LogLevel {
+        /// The request's number, if it is an answer.
+        request: Option<u64>,
+        /// What the supervisor writes: a level, or what `RUST_LOG` says.
+        run: String,
+        /// What control is to write, as it was told; `None`: what it does.
+        control: Option<String>,
+    },
     /// Answer to `MirrorAdd` and `MirrorDel`: an error says what is wrong and what to do.
     MirrorReply {
         /// The request's number.
@@ -409,6 +418,15 @@ pub enum ControlToSupervisor {
         request: u64,
         /// Its name.
         name: String,
+    },
+    /// Write lines of the log from these levels on. What is not named stays as it is.
+    LogLevel {
+        /// Echoed in the reply.
+        request: u64,
+        /// The supervisor, and through it the switch.
+        run: Option<String>,
+        /// Control, also the next one.
+        control: Option<String>,
     },
     /// Call a port something else; all that goes by its name goes by the new one.
     PortRename {

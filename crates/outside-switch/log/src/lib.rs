@@ -4,6 +4,8 @@
 //! left out and counted, and once it can write again it says how many.
 
 mod format;
+#[cfg(feature = "levels")]
+pub mod levels;
 
 pub use format::{FORMAT_VARIABLE, Format, Lines};
 use rustix::io::Errno;
