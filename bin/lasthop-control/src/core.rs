@@ -2,7 +2,7 @@
 
 use cpu::CpuRequest;
 use health::Health;
-use lasthop_api::{ApiError, LogLevelList, OpenVswitch};
+use lasthop_api::{ApiError, LogLevelList, OpenVswitch, Upgraded};
 use lasthop_ipc::{FromControl, PortInfo, PortState, ToControl, UpcallPacket};
 use lasthop_management_ipc::{ControlToSupervisor, DeviceState, PortConfig, SupervisorToControl};
 use lasthop_policy::acl::Book;
@@ -39,6 +39,7 @@ mod statistics;
 mod stuck_uplinks;
 #[cfg(test)]
 mod turns_tests;
+mod upgrade;
 mod uplinks;
 
 pub(crate) use calls::Call;
@@ -159,6 +160,7 @@ pub(crate) struct Core {
     requests: BTreeMap<u64, PortRequest>,
     uplink_requests: BTreeMap<u64, UplinkRequest>,
     cpu_requests: BTreeMap<u64, CpuRequest>,
+    upgrades: BTreeMap<u64, Answer<Upgraded>>,
     /// Ports that are uplinks, and the VLANs that each carries.
     uplinks: Uplinks,
     /// Ports that are interfaces, as they are shown.
@@ -237,6 +239,7 @@ impl Core {
             requests: BTreeMap::new(),
             uplink_requests: BTreeMap::new(),
             cpu_requests: BTreeMap::new(),
+            upgrades: BTreeMap::new(),
             uplinks: Uplinks::new(),
             devices: BTreeMap::new(),
             stuck_uplinks: StuckUplinks::default(),
@@ -505,6 +508,7 @@ impl Core {
             SupervisorToControl::LogLevel { request, run, control } => self.log_level_is(request, run, control),
             SupervisorToControl::Mirrors(mirrors) => self.mirrors_are(mirrors, now_ms, out),
             SupervisorToControl::MirrorReply { request, result } => self.mirror_reply(request, result, now_ms),
+            SupervisorToControl::UpgradeReply { request, result } => self.upgrade_reply(request, result),
             SupervisorToControl::Renamed { port, from, to } => self.renamed(port, &from, &to),
             SupervisorToControl::Forget(port) => self.policy.forget_addresses(port, now_ms, out),
             SupervisorToControl::Announce(uplink) => self.announce(uplink, now_ms),

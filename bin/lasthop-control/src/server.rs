@@ -14,9 +14,9 @@ use lasthop_api::{
     AclChanged, AclPage, AclRule, AclText, AddressSet, ApiError, Batching, Caches, Carried, Connection, ConnectionPage,
     ConntrackFlushed, ConntrackStats, CpuTimes, Denied, DeviceTable, Direction, Drops, EndedFlows, Field, Flow,
     FlowPage, Group, GroupPage, GuestQueue, Host, LeftOut, LogLevel, LogLevelList, Mac, MacFlushed, MacPage, Member,
-    Mirror, MirrorList, NotTaken, OpenVswitch, Port, PortAdopted, PortChanged, PortConnections, PortPage, Queue,
-    RefusedMac, Replaced, SetChanged, SetPage, Station, SwitchStats, Totals, TraceOutput, TraceReport, Translation,
-    Uplink, UplinkList, parse_frame,
+    Mirror, MirrorList, NotTaken, OpenVswitch, Port, PortAdopted, PortChanged, PortConnections, PortPage, PortPause,
+    Queue, RefusedMac, Replaced, SetChanged, SetPage, Station, SwitchStats, Totals, TraceOutput, TraceReport,
+    Translation, Upgraded, Uplink, UplinkList, parse_frame,
 };
 use lasthop_management_ipc::{MirrorConfig, Settings, UplinkConfig};
 use lasthop_policy::STATIC_MAC;
@@ -54,6 +54,8 @@ const READ_LIMIT: Duration = Duration::from_secs(30);
 const LIST_LIMIT: Duration = Duration::from_secs(60);
 /// How long a long list may take to be made: flows by the hundred thousand may have to be judged by as many rules.
 const LIST_PATIENCE: Duration = Duration::from_secs(300);
+/// Another switch has taken over by then, or everything is as before: the supervisor gives it up before.
+const UPGRADE_PATIENCE: Duration = Duration::from_secs(14);
 /// Long lists, of flows, addresses or rules, that clients are reading at a time: each may be of a hundred megabytes.
 pub(crate) const MAX_LONG_LISTS: usize = 4;
 /// Objects in one reply of a list. Replies are kept short because the thread that answers misses writes them.
@@ -215,7 +217,7 @@ fn pairs(settings: Vec<Field>) -> Settings {
 
 #[zlink::service(
     interface = "org.lasthop.Switch",
-    types = [AclRule, AclPage, AclText, AclChanged, AddressSet, SetPage, SetChanged, CpuTimes, Port, RefusedMac, Queue, Totals, Drops, Flow, Field, Mac, MacFlushed, Group, Member, GroupPage, PortChanged, PortPage, PortAdopted, NotTaken, Station, FlowPage, EndedFlows, MacPage, Connection, Direction, ConnectionPage, ConntrackFlushed, ConntrackStats, PortConnections, SwitchStats, Host, DeviceTable, Caches, Denied, LeftOut, Replaced,
+    types = [AclRule, AclPage, AclText, AclChanged, AddressSet, SetPage, SetChanged, CpuTimes, Port, RefusedMac, Queue, Totals, Drops, Flow, Field, Mac, MacFlushed, Group, Member, GroupPage, PortChanged, PortPage, PortPause, Upgraded, PortAdopted, NotTaken, Station, FlowPage, EndedFlows, MacPage, Connection, Direction, ConnectionPage, ConntrackFlushed, ConntrackStats, PortConnections, SwitchStats, Host, DeviceTable, Caches, Denied, LeftOut, Replaced,
              OpenVswitch, TraceOutput, TraceReport, Translation, Batching, Uplink, Carried, GuestQueue, UplinkList, Mirror, MirrorList, LogLevel, LogLevelList],
     vendor = "lasthop",
     product = "lasthop",
@@ -272,6 +274,12 @@ impl Api {
     async fn port_rename(&self, name: String, to: String) -> Result<PortChanged, ApiError> {
         self.may_change()?;
         self.change("port list", |answer| Call::PortRename { name, to, answer }).await
+    }
+
+    async fn upgrade(&self, programs: Option<String>, messages: String) -> Result<Upgraded, ApiError> {
+        self.may_change()?;
+        let late = || not_known("stats");
+        self.ask_within(UPGRADE_PATIENCE, late, |answer| Call::Upgrade { programs, messages, answer }).await
     }
 
     async fn port_del(&self, name: String) -> Result<PortChanged, ApiError> {

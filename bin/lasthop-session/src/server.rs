@@ -4,7 +4,7 @@ use crate::arguments::Arguments;
 use crate::switch::Remote;
 use lasthop_connection::Ask;
 use lasthop_ipc::{Channel, ChannelError};
-use lasthop_session_ipc::{SessionToSupervisor, SupervisorToSession};
+use lasthop_session_ipc::{SessionToSupervisor, Step, SupervisorToSession};
 use lasthop_sys::{Aside, Beat, Epoll, Foreign, Trigger};
 use lasthop_vhostuser::{GRANTS, Session, SessionError, Switch};
 use std::error::Error;
@@ -52,7 +52,7 @@ impl Server {
         self.supervisor.send(&SessionToSupervisor::Ready, None)?;
         let mut ready = Vec::new();
         loop {
-            let deadline = self.session.as_ref().and_then(Session::deadline);
+            let deadline = self.heard().and_then(|session| session.deadline());
             self.beat.sleep();
             self.epoll.wait(&mut ready, deadline.map(|at| at.saturating_duration_since(Instant::now())))?;
             self.beat.work();
@@ -69,7 +69,7 @@ impl Server {
                 self.watch_translation();
             }
             self.tell_whether_it_translates();
-            if let Some(error) = self.session.as_mut().and_then(|session| session.expire(Instant::now()).err()) {
+            if let Some(error) = self.heard().and_then(|session| session.expire(Instant::now()).err()) {
                 self.end(&error);
             }
         }
@@ -81,6 +81,10 @@ impl Server {
             match self.supervisor.recv() {
                 Ok((SupervisorToSession::Switch, channel)) => self.next = channel,
                 Ok((SupervisorToSession::Grants(grants), _)) => self.set_grants(grants),
+                Ok((SupervisorToSession::Move(step), channel)) => {
+                    let done = self.go_over(step, channel);
+                    self.supervisor.send(&SessionToSupervisor::Moved(step, done), None)?;
+                }
                 Ok((SupervisorToSession::Connection, Some(socket))) => self.connect(socket),
                 Ok((SupervisorToSession::Connection, None)) => tracing::error!("a connection without its socket"),
                 Err(ChannelError::WouldBlock) => return Ok(false),
@@ -105,11 +109,47 @@ impl Server {
         let rings = 2 * lasthop_types::MAX_QUEUE_PAIRS;
         let mut session = Session::new(Foreign::new(socket, &self.aside), switch, rings, Instant::now());
         session.set_grants(self.grants);
-        let watched = self.epoll.add(&session, FRONT_END, Trigger::Level);
-        match watched.and_then(|()| self.epoll.add(session.switch(), SWITCH, Trigger::Level)) {
+        match self.watch(&session) {
             Ok(()) => self.session = Some(session),
             Err(error) => session.end(&SessionError::Io(error)),
         }
+    }
+
+    fn watch(&self, session: &Session<Remote>) -> rustix::io::Result<()> {
+        self.epoll.add(session, FRONT_END, Trigger::Level)?;
+        self.epoll.add(session.switch(), SWITCH, Trigger::Level)
+    }
+
+    /// A step of the way to another switch, if there is a front-end. After an error the supervisor has everybody stay.
+    fn go_over(&mut self, step: Step, channel: Option<OwnedFd>) -> Result<Option<u64>, String> {
+        let Some(session) = &mut self.session else { return Ok(None) };
+        match step {
+            Step::Prepare => {
+                let next = Remote::new(channel.ok_or("there was no channel to the new switch")?, self.beat.clone());
+                self.unwatch();
+                self.session.as_mut().map_or(Ok(()), |session| session.prepare(next))?;
+            }
+            Step::Hold => session.hold()?,
+            Step::Cross => session.cross()?,
+            Step::GoOn => return Ok(session.go_on()?.map(|pause| pause.as_nanos() as u64)),
+            Step::Leave | Step::Stay => {
+                let done = if step == Step::Leave { session.leave() } else { session.stay() };
+                let done = done.and_then(|()| self.watch_again());
+                if let Err(error) = done {
+                    self.end(&error);
+                    return Err(error.to_string());
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// The front-end is heard again.
+    fn watch_again(&mut self) -> Result<(), SessionError> {
+        let Some(session) = &self.session else { return Ok(()) };
+        self.watch(session)?;
+        self.watch_translation_of(session);
+        Ok(())
     }
 
     fn set_grants(&mut self, grants: Option<u32>) {
@@ -119,25 +159,36 @@ impl Server {
         }
     }
 
+    /// The session, unless it is on its way to another switch: what had been reported before is heard when it is there.
+    fn heard(&mut self) -> Option<&mut Session<Remote>> {
+        self.session.as_mut().filter(|session| !session.is_going_over())
+    }
+
     fn hear_front_end(&mut self) {
-        if let Some(error) = self.session.as_mut().and_then(|session| session.ready(Instant::now()).err()) {
+        if let Some(error) = self.heard().and_then(|session| session.ready(Instant::now()).err()) {
             self.end(&error);
         }
     }
 
     fn translate(&mut self, hear: impl FnOnce(&mut Session<Remote>) -> Result<(), SessionError>) {
-        if let Some(error) = self.session.as_mut().and_then(|session| hear(session).err()) {
+        if let Some(error) = self.heard().and_then(|session| hear(session).err()) {
             self.end(&error);
         }
     }
 
     /// The channels about translations come and go. Those that have gone are open in other processes, and epoll goes by the file.
     fn watch_translation(&mut self) {
-        let Some(session) = &mut self.session else { return };
+        let Some(session) = self.heard() else { return };
         let Some(retired) = session.take_retired() else { return };
         for fd in &retired {
             let _ = self.epoll.delete(fd);
         }
+        if let Some(session) = &self.session {
+            self.watch_translation_of(session);
+        }
+    }
+
+    fn watch_translation_of(&self, session: &Session<Remote>) {
         let (misses, answers) = session.translation_fds();
         for (fd, token) in [(misses, MISSES), (answers, ANSWERS)] {
             if let Some(fd) = fd {
@@ -160,7 +211,7 @@ impl Server {
 
     fn hear_switch(&mut self) {
         // What was reported may have been the channel of the connection before.
-        if self.session.as_mut().is_some_and(Session::is_dismissed) {
+        if self.heard().is_some_and(Session::is_dismissed) {
             self.drop_session();
         }
     }
@@ -176,9 +227,15 @@ impl Server {
     }
 
     fn take_session(&mut self) -> Option<Session<Remote>> {
-        let session = self.session.take()?;
+        self.unwatch();
+        self.session.take()
+    }
+
+    /// Nothing is heard of the front-end, nor of the switch, any more.
+    fn unwatch(&self) {
+        let Some(session) = &self.session else { return };
         // Others may have copies, and epoll goes by the file.
-        let _ = self.epoll.delete(&session);
+        let _ = self.epoll.delete(session);
         let (misses, answers) = session.translation_fds();
         for fd in [misses, answers].into_iter().flatten() {
             let _ = self.epoll.delete(fd);
@@ -187,6 +244,5 @@ impl Server {
             let _ = self.epoll.delete(kick);
         }
         let _ = self.epoll.delete(session.switch());
-        Some(session)
     }
 }

@@ -27,6 +27,7 @@ mod stats;
 mod table;
 mod top;
 mod trace;
+mod upgrade;
 mod uplink;
 
 use clap::error::ErrorKind;
@@ -160,6 +161,14 @@ enum Command {
     /// MAC and IP addresses are replaced, the same by the same word, unless --with-addresses says otherwise.
     #[command(after_help = "Examples:\n  lasthop report\n  lasthop report /tmp/lasthop.tar.gz --with-addresses")]
     Report(report::ReportArgs),
+    /// Have a newly installed switch take over from the one that runs; VMs stay connected
+    ///
+    /// Prints for how long each port's packets did not move. If the new switch does not start, or anything else fails, the one before goes on.
+    #[command(after_help = "Examples:\n  lasthop upgrade\n  lasthop upgrade --programs /opt/lasthop-new")]
+    Upgrade(upgrade::UpgradeArgs),
+    /// What the programs of this build say to each other: for `lasthop upgrade`
+    #[command(hide = true)]
+    Messages,
     /// Run programs of Open vSwitch that take lasthop for the kernel's datapath
     #[command(subcommand)]
     Ovs(ovs::OvsCommand),
@@ -384,6 +393,8 @@ fn main() -> ExitCode {
             Err(e) => Err(e),
         },
         Command::Report(args) => report::report(&args),
+        Command::Upgrade(args) => upgrade::upgrade(&args),
+        Command::Messages => Ok(format!("{}\n", run::MESSAGES)),
         Command::Ovs(command) => ovs::run(command),
         Command::Attach(args) => attach::attach(&args),
         Command::Completions { shell } => Ok(completions(shell)),

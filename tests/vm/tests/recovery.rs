@@ -1,7 +1,7 @@
 //! Processes killed under load, ports that come and go, and VMs that come back.
 
 use lasthop_harness::checks::{self, Counted, Depth};
-use lasthop_harness::{Lasthop, Nic, Port, Vm, VmConfig, proc, scratch, wait_for};
+use lasthop_harness::{Lasthop, Nic, Port, Vm, VmConfig, binary, proc, scratch, wait_for};
 use rustix::process::Signal;
 use std::time::Duration;
 
@@ -42,6 +42,31 @@ fn control_killed_under_load_loses_nothing_that_is_known() {
     a.run("ping -c 3 -w 10 -q 10.9.1.2");
     lasthop.check_sums();
     assert!(lasthop.json(&["mac", "list"]).to_string().contains(&a.config.nics[0].mac()), "control has reconciled");
+}
+
+/// Another switch takes over, several times, and nobody in the VMs notices: every frame comes, once, and a TCP stream goes on.
+#[test]
+fn switch_upgraded_under_load_loses_nothing() {
+    let (dir, lasthop, [a, b]) = pair(false, "");
+    let release = dir.path().join("new");
+    std::fs::create_dir(&release).unwrap();
+    for program in ["lasthop", "lasthop-switch"] {
+        std::fs::copy(binary(program), release.join(program)).unwrap();
+    }
+    let stream = a.spawn(&format!("lasthop-guest tcp-push {}:7000 5", b.config.nics[0].ip4()));
+    let upgrades = 3;
+    let numbers = checks::numbered(&a, &b, 4000, 1000, || {
+        for _ in 0..upgrades {
+            std::thread::sleep(Duration::from_millis(800));
+            let said = lasthop.json(&["upgrade", "--programs", release.to_str().unwrap()]);
+            assert_eq!(said["ports"].as_array().map(Vec::len), Some(2), "{said}");
+        }
+    });
+    stream.success(Duration::from_secs(70));
+    let all = Counted { received: 4000, gap_ms: numbers.gap_ms, ..Default::default() };
+    assert_eq!(numbers, all, "{upgrades} upgrades");
+    checks::all(&a, &b, Depth::Quick);
+    lasthop.check_sums();
 }
 
 /// Kills the switch under numbered frames and a TCP stream; says what came of the frames.

@@ -14,7 +14,8 @@ use crate::server::MAX_LONG_LISTS;
 use crate::view;
 use lasthop_api::{
     AclChanged, AclRule, ApiError, Batching, Connection, ConntrackStats, EndedFlows, Field, Flow, LogLevel,
-    LogLevelList, Mac, MirrorList, Port, PortAdopted, PortChanged, Station, SwitchStats, TraceReport, UplinkList,
+    LogLevelList, Mac, MirrorList, Port, PortAdopted, PortChanged, Station, SwitchStats, TraceReport, Upgraded,
+    UplinkList,
 };
 use lasthop_frame::{Depth, FlowKey, SNAPSHOT_LEN};
 use lasthop_ipc::{DatapathRequest, FlowInfo, PortInfo, PortState};
@@ -56,6 +57,11 @@ pub(crate) enum Call {
     PortDel {
         name: String,
         answer: Answer<PortChanged>,
+    },
+    Upgrade {
+        programs: Option<String>,
+        messages: String,
+        answer: Answer<Upgraded>,
     },
     PortAdopt {
         name: String,
@@ -140,6 +146,7 @@ impl Core {
             Call::PortSet { name, settings, answer } => {
                 self.request((answer, true, None), |request| ControlToSupervisor::PortSet { request, name, settings });
             }
+            Call::Upgrade { programs, messages, answer } => self.upgrade(programs, messages, answer),
             Call::PortRename { name, to, answer } => self.rename(name, to, answer),
             Call::PortDel { name, answer } => {
                 let forgets = Some(self.settings_of(&name));

@@ -9,7 +9,7 @@ use lasthop_ipc::{
 };
 use lasthop_management_ipc::{
     ControlToSupervisor, CpuTimes, DeviceState, HostFacts, LISTS_PART, LinkState, MirrorConfig, PortConfig, Replaced,
-    SupervisorToControl, UplinkConfig, UplinkInfo,
+    SupervisorToControl, Upgraded, UplinkConfig, UplinkInfo,
 };
 use lasthop_policy::PortSettings;
 use lasthop_text::MacAddr;
@@ -315,6 +315,14 @@ impl Fake {
             }
             ControlToSupervisor::MirrorDel { request, .. } => {
                 self.tell_mirrors(request, Vec::new(), Ok(()));
+                return;
+            }
+            // Only a release called `good` takes over, and it has one port.
+            ControlToSupervisor::Upgrade { request, programs, .. } => {
+                let done = Upgraded { switch: 77, pauses: vec![(PortId(1), Some(1_000_001)), (PortId(2), None)] };
+                let good = programs.as_deref() == Some("good");
+                let result = if good { Ok(done) } else { Err("it does not start; the switch before goes on".into()) };
+                self.supervisor.send(&SupervisorToControl::UpgradeReply { request, result }, None).unwrap();
                 return;
             }
             // Whatever is asked of uplinks: port 2 is one, and no other can be made.

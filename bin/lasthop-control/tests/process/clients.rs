@@ -103,3 +103,18 @@ fn idle_clients_keep_nobody_out() {
     assert_eq!(idle[0].read(&mut byte).unwrap(), 0);
     drop(idle.split_off(1));
 }
+
+/// What the supervisor says of an upgrade is what the client hears, by ports' names.
+#[test]
+fn what_came_of_an_upgrade_is_said() {
+    let (_control, mut fake) = Control::start();
+    fake.add_ports(&["vm1", "vm2"]);
+    fake.attach();
+    let done = client(&mut fake, async |api| api.upgrade(Some("good"), "0").await.unwrap()).unwrap();
+    assert_eq!(done.switch_pid, 77);
+    let ports: Vec<_> = done.ports.iter().map(|port| (port.port.as_str(), port.pause_us)).collect();
+    assert_eq!(ports, [("vm1", Some(1001)), ("vm2", None)], "no less than it was");
+    let refused = client(&mut fake, async |api| api.upgrade(None, "0").await.unwrap()).unwrap_err();
+    let ApiError::UpgradeRefused { message } = refused else { panic!("{refused:?}") };
+    assert_eq!(message, "it does not start; the switch before goes on");
+}

@@ -16,7 +16,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 use tracing::{debug, error, info, warn};
@@ -151,6 +151,24 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
             gives_up: false,
             dying: Vec::new(),
         }
+    }
+
+    /// Another of its kind, with this program, which is not running.
+    pub fn another(&self, path: PathBuf, (channel_token, pid_token): (u64, u64)) -> Self {
+        let mut other = Self::new(&self.name, path, self.arguments.clone(), channel_token, pid_token);
+        other.cpus.clone_from(&self.cpus);
+        (other.short_turns, other.limit, other.gives_up) = (self.short_turns, self.limit, self.gives_up);
+        other
+    }
+
+    /// Its program.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether epoll reports it by this token.
+    pub fn has_token(&self, token: u64) -> bool {
+        token == self.channel_token || token == self.pid_token
     }
 
     /// With a watchdog: a thread of it that hangs is found out in about the limit; one that is busy, if one round of it takes that and at

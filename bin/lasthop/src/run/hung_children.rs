@@ -40,6 +40,7 @@ impl Supervisor {
 
     /// The switch is gone, and all connections with it.
     pub(super) fn switch_ended(&mut self, ended: &Ended, now: Instant) -> Result<(), RunError> {
+        self.undo_upgrade(format!("the switch before {} meanwhile", ended.why));
         for (id, port) in &mut self.ports {
             port.switch_gone(now);
             self.monitor.forget(*id);

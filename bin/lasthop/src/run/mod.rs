@@ -44,6 +44,8 @@
 //! | `hung_children` | what is done about a process whose threads do not |
 //! | `renaming` | a port that is given another name |
 //! | `reload` | what is remembered, read again at SIGHUP |
+//! | `upgrade` | another switch takes over while all goes on |
+//! | `heard` | what the switch and control say |
 //! | `supervisor` | the event loop that ties them together |
 
 mod args;
@@ -56,6 +58,7 @@ mod child;
 mod devices;
 mod driver;
 mod given;
+mod heard;
 mod host_facts;
 mod hung_children;
 mod kept;
@@ -84,6 +87,7 @@ mod store;
 mod supervisor;
 mod switch_log;
 mod threads;
+mod upgrade;
 mod uplink;
 mod uplinks;
 mod watchdog;
@@ -97,6 +101,7 @@ use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
 pub use store::SavedUplink;
+pub use upgrade::MESSAGES;
 
 /// Why `lasthop run` ends with an error. The text is one line: what is wrong; what to do.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]

@@ -69,7 +69,7 @@ impl Supervisor {
         info!("port {} added: {}{}", config.name, config.path, if config.client { ", connecting" } else { "" });
         // Before the port: it is not to carry a frame under other settings.
         self.tell_settings(config.id, &config.name);
-        self.switch.send(SupervisorToSwitch::AddPort(config.id, config.name.clone()), None);
+        self.tell_switch(SupervisorToSwitch::AddPort(config.id, config.name.clone()));
         self.insert(port);
         self.tell_limits(config.id, &config.name);
         config
@@ -111,7 +111,8 @@ impl Supervisor {
             cgroup_accounting.forget(config.id.0);
         }
         info!("port {} removed", config.name);
-        self.switch.send(SupervisorToSwitch::DelPort(config.id), None);
+        self.tell_switch(SupervisorToSwitch::DelPort(config.id));
+        self.port_cannot_move(config.id.0);
     }
 
     pub(super) fn step_ports(&mut self, now: Instant) {
@@ -142,6 +143,7 @@ impl Supervisor {
                 }
                 let tgid = tgid.filter(|_| self.monitor.is_live());
                 let vm = tgid.and_then(|tgid| self.monitor.register(id.0, tgid));
+                self.sessions.set_vm(id, vm);
                 self.switch.send(SupervisorToSwitch::Connection(id, vm), Some(channel));
             }
         }

@@ -4,7 +4,7 @@
 use super::child::{Child, Ended};
 use super::supervisor::Supervisor;
 use lasthop_ipc::Channel;
-use lasthop_session_ipc::{SessionToSupervisor, SupervisorToSession};
+use lasthop_session_ipc::{SessionToSupervisor, Step, SupervisorToSession};
 use lasthop_sys::{Aside, Epoll};
 use lasthop_types::PortId;
 use std::collections::BTreeMap;
@@ -31,6 +31,10 @@ struct Session {
     child: Child<SupervisorToSession, SessionToSupervisor>,
     /// Ours of the switch's end of the channel that the connection has, so that the switch's is never the last one.
     copy: Option<OwnedFd>,
+    /// The same of the channel to a switch that the port goes over to.
+    next: Option<OwnedFd>,
+    /// Where the VM behind the connection is in the host view.
+    vm: Option<u32>,
     /// Where copies are let go of: what lies in them unread is closed with them.
     aside: Arc<Aside>,
 }
@@ -43,12 +47,14 @@ pub struct Sessions {
     all: BTreeMap<u32, Session>,
     /// Ports whose guests may have another number of ranges remembered.
     grants: BTreeMap<u32, u32>,
+    /// Front-ends wait, for another switch takes over.
+    waits: bool,
 }
 
 impl Sessions {
     /// None yet.
     pub fn new(program: PathBuf, watchdog: Option<Duration>) -> Self {
-        Self { program, watchdog, all: BTreeMap::new(), grants: BTreeMap::new() }
+        Self { program, watchdog, all: BTreeMap::new(), grants: BTreeMap::new(), waits: false }
     }
 
     /// There is this port: its process is started in the next step.
@@ -57,7 +63,8 @@ impl Sessions {
         let (program, watchdog) = (self.program.clone(), self.limit(false));
         let child = Child::new(&process(name), program, arguments(name), CHANNELS + id, PIDS + id);
         let child = child.with_watchdog(watchdog, Duration::ZERO);
-        self.all.insert(port.0, Session { name: name.to_owned(), child, copy: None, aside: Aside::new(name) });
+        let (name, aside) = (name.to_owned(), Aside::new(name));
+        self.all.insert(port.0, Session { name, child, copy: None, next: None, vm: None, aside });
     }
 
     /// Within which it is to be found out that a session process hangs, if that is to be found out.
@@ -100,7 +107,8 @@ impl Sessions {
 
     /// Whether a front-end can be handed to this port's process.
     pub fn is_up(&self, port: PortId) -> bool {
-        self.all.get(&port.0).is_some_and(|session| session.child.is_ready() && !session.aside.is_stuck())
+        let is_up = |session: &Session| session.child.is_ready() && !session.aside.is_stuck();
+        !self.waits && self.all.get(&port.0).is_some_and(is_up)
     }
 
     /// Hands a front-end's connection to the port's process. What comes back is the switch's end of the channel between the two.
@@ -108,6 +116,7 @@ impl Sessions {
         let session = self.all.get_mut(&port.0).ok_or(io::ErrorKind::NotFound)?;
         let (for_switch, for_session) = Channel::<(), ()>::pair().map_err(io::Error::other)?;
         session.part();
+        session.vm = None;
         // Starts the thread that lets go of the copy: the connection's end is a bad moment to find that there can be no more threads.
         session.aside.drop_aside(());
         session.copy = Some(for_switch.try_clone()?);
@@ -118,6 +127,51 @@ impl Sessions {
         session.child.send(SupervisorToSession::Switch, Some(for_session));
         session.child.send(SupervisorToSession::Connection, Some(connection));
         Ok(for_switch)
+    }
+
+    /// Where the VM behind the port's connection is in the host view.
+    pub fn set_vm(&mut self, port: PortId, vm: Option<u32>) {
+        if let Some(session) = self.all.get_mut(&port.0) {
+            session.vm = vm;
+        }
+    }
+
+    /// Whether front-ends are to wait until another switch has taken over.
+    pub fn wait(&mut self, waits: bool) {
+        self.waits = waits;
+    }
+
+    /// Ports with a front-end.
+    pub fn connected(&self) -> impl Iterator<Item = u32> {
+        self.all.iter().filter(|(_, session)| session.copy.is_some() && session.child.is_ready()).map(|(id, _)| *id)
+    }
+
+    /// Has the port's process tell another switch of its connection. What comes back is that switch's end of the channel between the two, and where the
+    /// VM is in the host view.
+    pub fn prepare(&mut self, port: u32) -> io::Result<(OwnedFd, Option<u32>)> {
+        let session = self.all.get_mut(&port).ok_or(io::ErrorKind::NotFound)?;
+        let (for_switch, for_session) = Channel::<(), ()>::pair().map_err(io::Error::other)?;
+        session.next = Some(for_switch.try_clone()?);
+        session.child.send(SupervisorToSession::Move(Step::Prepare), Some(for_session));
+        Ok((for_switch, session.vm))
+    }
+
+    /// Has the port's process take a further step.
+    pub fn take_step(&mut self, port: u32, step: Step) {
+        if let Some(session) = self.all.get_mut(&port) {
+            session.child.send(SupervisorToSession::Move(step), None);
+        }
+    }
+
+    /// The port has gone over, or not: the channel to the switch that it does not have is let go of.
+    pub fn moved(&mut self, port: u32, gone_over: bool) {
+        let Some(session) = self.all.get_mut(&port) else { return };
+        if gone_over {
+            session.part();
+            session.copy = session.next.take();
+        } else if let Some(next) = session.next.take() {
+            session.let_go(next);
+        }
     }
 
     /// The switch says that the port's connection has ended.
@@ -161,9 +215,13 @@ impl Sessions {
 impl Session {
     fn part(&mut self) {
         if let Some(copy) = self.copy.take() {
-            let _ = rustix::net::shutdown(&copy, rustix::net::Shutdown::Both);
-            self.aside.drop_aside(copy);
+            self.let_go(copy);
         }
+    }
+
+    fn let_go(&self, copy: OwnedFd) {
+        let _ = rustix::net::shutdown(&copy, rustix::net::Shutdown::Both);
+        self.aside.drop_aside(copy);
     }
 }
 
@@ -203,17 +261,19 @@ impl Supervisor {
         let id = token as u32;
         let limits = [false, true].map(|translates| self.sessions.limit(translates));
         let Some(Session { child, .. }) = self.sessions.all.get_mut(&id) else { return };
+        let mut steps = Vec::new();
         for message in child.receive(&self.epoll, now) {
             match message {
+                SessionToSupervisor::Moved(step, done) => steps.push((step, done)),
                 SessionToSupervisor::Ready => child.set_ready(),
                 SessionToSupervisor::Translates(translates) => {
                     limits[usize::from(translates)].iter().for_each(|limit| child.set_limit(*limit, now));
                 }
             }
         }
-        if token >= PIDS
-            && let Some(ended) = child.reap(&self.epoll, now)
-        {
+        let ended = if token >= PIDS { child.reap(&self.epoll, now) } else { None };
+        steps.into_iter().for_each(|(step, done)| self.port_moved(id, step, done));
+        if let Some(ended) = ended {
             self.session_ended(id, &ended, now);
         }
     }
@@ -223,5 +283,6 @@ impl Supervisor {
         let Some(session) = self.sessions.all.get(&id) else { return };
         self.replaced.note(&process(&session.name), &ended.why, now);
         warn!("{}; {}", ended.what, ended.remedy());
+        self.port_cannot_move(id);
     }
 }

@@ -119,7 +119,7 @@ impl Supervisor {
         let weight = self.settings.get(name).and_then(|set| set.weight).unwrap_or(DEFAULT_WEIGHT);
         let batches = self.batches(port, name).map(|batch| (batch.us, batch.packets));
         let limits = PortLimits { rates, weight, batches };
-        self.switch.send(SupervisorToSwitch::Limits(port, limits), None);
+        self.tell_switch(SupervisorToSwitch::Limits(port, limits));
     }
 
     /// What is gathered for this port: transmit, receive.

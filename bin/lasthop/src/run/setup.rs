@@ -455,7 +455,8 @@ pub fn find_program(name: &str, libexec: Option<&Path>) -> Result<PathBuf, RunEr
     })
 }
 
-fn is_program(file: &Path) -> bool {
+/// A file that may be run.
+pub fn is_program(file: &Path) -> bool {
     file.metadata().is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0)
 }
 

@@ -7,7 +7,6 @@ use super::devices::{self, Device};
 use super::host_facts::Missing;
 use super::links::Links;
 use super::open_vswitch::{self, OpenVswitch};
-use super::owner::FileOwner;
 use super::port::{Context, Port};
 use super::port_threads::PortThreads;
 use super::presence::Presence;
@@ -17,11 +16,11 @@ use super::segments::Segments;
 use super::served::{Served, Serves};
 use super::service::Heart;
 use super::sessions::{self, Sessions};
-use super::settings_text::changed;
 use super::setup::{Setup, Unsaved};
-use super::store::{SavedPort, Store};
+use super::store::Store;
 use super::switch_log::SwitchLog;
-use super::uplink::Uplink;
+use super::upgrade::Upgrade;
+use super::uplink::{Switch, Uplink};
 use super::{RunError, RunError::Failed};
 use lasthop_hostview::HostMonitor;
 use lasthop_ipc::{RateLimit, SupervisorToSwitch, SwitchSettings, SwitchToSupervisor, ring_pair};
@@ -50,13 +49,16 @@ const START_ATTEMPTS: u32 = 5;
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(2);
 
 const SIGNALS: u64 = 0;
-const SWITCH_CHANNEL: u64 = 1;
-const SWITCH_PID: u64 = 2;
+pub(super) const SWITCH_CHANNEL: u64 = 1;
+pub(super) const SWITCH_PID: u64 = 2;
 const CONTROL_CHANNEL: u64 = 3;
 const CONTROL_PID: u64 = 4;
 const BOOST: u64 = 5;
 const LINKS: u64 = 6;
 const PRESENCE: u64 = 7;
+/// The other switch, while one takes over from another.
+pub(super) const NEXT_CHANNEL: u64 = 8;
+pub(super) const NEXT_PID: u64 = 9;
 /// Listeners: this plus the port's number. Uplinks' are above.
 const LISTENER: u64 = 1 << 32;
 const LISTENERS_END: u64 = 2 << 32;
@@ -67,6 +69,12 @@ pub struct Supervisor {
     pub(super) epoll: Epoll,
     signals: SignalFd,
     pub(super) switch: Child<SupervisorToSwitch, SwitchToSupervisor>,
+    /// Another one that is to take over.
+    pub(super) upgrade: Option<Upgrade>,
+    /// One that is not used any more, and has not ended yet.
+    pub(super) ending: Option<Switch>,
+    /// What control has asked for while one takes over.
+    pub(super) deferred: Vec<ControlToSupervisor>,
     pub(super) control: Child<SupervisorToControl, ControlToSupervisor>,
     pub(super) devices: Vec<Device>,
     pub(super) ports: BTreeMap<u32, Port>,
@@ -167,6 +175,9 @@ impl Supervisor {
                 .bound_to(setup.cpus)
                 .in_short_turns()
                 .with_watchdog(setup.watchdog, Duration::ZERO),
+            upgrade: None,
+            ending: None,
+            deferred: Vec::new(),
             control: Child::new(control_name, setup.control, for_control, CONTROL_CHANNEL, CONTROL_PID)
                 .with_watchdog(setup.watchdog, CONTROL_ROUND),
             devices: setup.devices,
@@ -241,6 +252,7 @@ impl Supervisor {
         loop {
             let now = Instant::now();
             self.step_heart(now);
+            self.step_upgrade(now);
             self.end_hung_children(now)?;
             self.start_children(now)?;
             self.start_devices(now)?;
@@ -271,17 +283,13 @@ impl Supervisor {
                         }
                         None => {}
                     },
-                    SWITCH_CHANNEL => self.hear_switch(),
+                    SWITCH_CHANNEL | NEXT_CHANNEL if self.switch.has_token(*token) => self.hear_switch(),
                     CONTROL_CHANNEL => self.hear_control(),
                     BOOST => self.boost(),
                     LINKS => self.hear_links(),
                     PRESENCE => self.presence.hear(&self.epoll, Instant::now()),
-                    SWITCH_PID => {
-                        let now = Instant::now();
-                        if let Some(ended) = self.switch.reap(&self.epoll, now) {
-                            self.switch_ended(&ended, now)?;
-                        }
-                    }
+                    SWITCH_PID | NEXT_PID if self.switch.has_token(*token) => self.switch_may_have_ended()?,
+                    SWITCH_CHANNEL | SWITCH_PID | NEXT_CHANNEL | NEXT_PID => self.other_switch_event(*token),
                     CONTROL_PID => {
                         let now = Instant::now();
                         if let Some(ended) = self.control.reap(&self.epoll, now) {
@@ -320,6 +328,7 @@ impl Supervisor {
         let uplinks = uplinks.chain(self.cgroup_accounting.as_ref().and_then(CgroupAccounting::deadline));
         let uplinks = uplinks.chain(self.sessions.deadline()).chain(self.switch_log.deadline());
         let sockets = self.served.iter().filter_map(Served::deadline).chain(self.presence.deadline());
+        let sockets = sockets.chain(self.upgrade.as_ref().map(Upgrade::deadline));
         let sockets = sockets.chain(self.devices_deadline()).chain(self.heart.as_ref().map(Heart::deadline));
         ports.chain(uplinks).chain(sockets).chain(self.switch.deadline()).chain(self.control.deadline()).min()
     }
@@ -327,10 +336,7 @@ impl Supervisor {
     fn start_children(&mut self, now: Instant) -> Result<(), RunError> {
         let mut started = false;
         if self.switch.is_due(now) {
-            let boost = self.boost.as_ref().map(Boost::ask);
-            let descriptors = [self.journal.as_fd(), self.monitor.view()].into_iter().chain(boost);
-            let given: std::io::Result<Vec<_>> = descriptors.map(|fd| fd.try_clone_to_owned()).collect();
-            if let Err(e) = given.and_then(|given| self.switch.start(&self.epoll, given)) {
+            if let Err(e) = self.for_new_switch().and_then(|given| self.switch.start(&self.epoll, given)) {
                 let what = self.cannot_start(self.switch.name(), &e)?;
                 self.switch.cannot_start(what, now);
             } else {
@@ -362,11 +368,24 @@ impl Supervisor {
         Ok(())
     }
 
+    /// Descriptors that a switch is started with, in the order of its arguments.
+    pub(super) fn for_new_switch(&self) -> io::Result<Vec<OwnedFd>> {
+        let boost = self.boost.as_ref().map(Boost::ask);
+        let descriptors = [self.journal.as_fd(), self.monitor.view()].into_iter().chain(boost);
+        descriptors.map(|fd| fd.try_clone_to_owned()).collect()
+    }
+
+    fn switch_may_have_ended(&mut self) -> Result<(), RunError> {
+        let now = Instant::now();
+        self.switch.reap(&self.epoll, now).map_or(Ok(()), |ended| self.switch_ended(&ended, now))
+    }
+
     /// Gives the switch and control new rings to each other; they drop those they may still have.
-    fn join_children(&mut self) {
+    pub(super) fn join_children(&mut self) {
         match ring_pair() {
             Ok((for_switch, for_control)) => {
-                self.switch.send(SupervisorToSwitch::ControlChannel, Some(for_switch));
+                let switch = self.upgrade.as_mut().and_then(Upgrade::controlled).unwrap_or(&mut self.switch);
+                switch.send(SupervisorToSwitch::ControlChannel, Some(for_switch));
                 self.control.send(SupervisorToControl::DatapathChannel, Some(for_control));
             }
             Err(e) => {
@@ -397,118 +416,6 @@ impl Supervisor {
     fn boost(&mut self) {
         if let (Some(boost), Some(switch)) = (&self.boost, self.switch.pid()) {
             boost.serve(switch, self.cgroup_accounting.as_mut(), &self.port_threads, Instant::now());
-        }
-    }
-
-    fn hear_switch(&mut self) {
-        let messages = self.switch.receive(&self.epoll, Instant::now());
-        if self.switch.has_closed() {
-            self.ports.values().for_each(Port::hang_up);
-            self.uplinks.values_mut().for_each(Uplink::hang_up);
-            self.sessions.switch_gone();
-        }
-        for message in messages {
-            match message {
-                SwitchToSupervisor::Ready => {
-                    self.switch.set_ready();
-                    self.announce();
-                }
-                SwitchToSupervisor::Thread(port, thread) => self.hear_thread(port, thread),
-                SwitchToSupervisor::Log(line) => self.write_for_switch(&line, Instant::now()),
-                SwitchToSupervisor::ControlBroke(what) => {
-                    warn!("lasthop-control {what}; killing it");
-                    self.control.kill_for(&format!("it {what}"));
-                }
-                SwitchToSupervisor::ConnectionClosed { port, reason } => {
-                    self.monitor.forget(port.0);
-                    self.sessions.connection_closed(port);
-                    let now = Instant::now();
-                    if let Some(cgroup_accounting) = &mut self.cgroup_accounting {
-                        cgroup_accounting.set_vm(port.0, None, self.port_threads.of(port.0, self.switch.pid()));
-                    }
-                    if let Some(uplink) = self.uplinks.get_mut(&port.0) {
-                        uplink.connection_closed(now, &reason);
-                    } else if let Some(port) = self.ports.get_mut(&port.0) {
-                        port.connection_closed(now, &reason);
-                    }
-                }
-            }
-        }
-    }
-
-    /// The switch's word: of ports that are none nothing is kept, or it could have us keep as much as it likes.
-    fn hear_thread(&mut self, port: PortId, thread: i32) {
-        if !self.ports.contains_key(&port.0) && !self.uplinks.contains_key(&port.0) {
-            return;
-        }
-        self.port_threads.started(port.0, thread);
-        if let (Some(cgroup_accounting), Some(thread)) =
-            (&mut self.cgroup_accounting, self.port_threads.of(port.0, self.switch.pid()))
-        {
-            cgroup_accounting.place(port.0, thread);
-        }
-    }
-
-    fn hear_control(&mut self) {
-        for message in self.control.receive(&self.epoll, Instant::now()) {
-            let (request, result) = match message {
-                ControlToSupervisor::Ready => {
-                    self.control.set_ready();
-                    self.announce();
-                    continue;
-                }
-                ControlToSupervisor::PortAdd { request, name, path, client, tx_batch, owner, settings } => {
-                    let tx_batch = tx_batch.map(|(us, packets)| Batch { us, packets });
-                    let owner = owner.map(|owner| owner.parse::<FileOwner>()).transpose();
-                    let spec = owner.map(|owner| SavedPort { name, path, client, tx_batch, owner });
-                    let settings = changed(None, &settings);
-                    (request, spec.and_then(|spec| self.add_port(spec, settings?)))
-                }
-                ControlToSupervisor::PortSet { request, name, settings } => (request, self.set_port(&name, &settings)),
-                ControlToSupervisor::PortRename { request, name, to } => (request, self.rename_port(&name, &to)),
-                ControlToSupervisor::PortDel { request, name } => match self.delete_device_port(request, &name) {
-                    true => continue,
-                    false => (request, self.delete_port(&name)),
-                },
-                uplink @ (ControlToSupervisor::UplinkAdd { .. }
-                | ControlToSupervisor::Limit { .. }
-                | ControlToSupervisor::UplinkSet { .. }
-                | ControlToSupervisor::UplinkDel { .. }
-                | ControlToSupervisor::UplinkList { .. }
-                | ControlToSupervisor::Announce { .. }
-                | ControlToSupervisor::TakesNothing { .. }) => {
-                    self.hear_of_uplinks(uplink);
-                    continue;
-                }
-                ControlToSupervisor::CpuTimes { request } => {
-                    self.tell_cpu_times(request);
-                    continue;
-                }
-                ControlToSupervisor::LogLevel { request, run, control } => {
-                    self.set_log_level(request, run, control);
-                    continue;
-                }
-                ControlToSupervisor::MirrorAdd { request, mirror } => {
-                    self.add_mirror(request, mirror);
-                    continue;
-                }
-                ControlToSupervisor::MirrorDel { request, name } => {
-                    self.delete_mirror(request, &name);
-                    continue;
-                }
-                ControlToSupervisor::KeepLists(part) => {
-                    if part.is_empty() {
-                        let result = self.keep_lists();
-                        self.control.send(SupervisorToControl::ListsKept(result), None);
-                    }
-                    self.new_lists.extend(part);
-                    continue;
-                }
-            };
-            if result.is_ok() {
-                self.tell_control_ports();
-            }
-            self.control.send(SupervisorToControl::Reply { request, result }, None);
         }
     }
 

@@ -252,7 +252,9 @@ impl Supervisor {
         uplink.waiting = waiting;
         let now = Instant::now();
         uplink.leave(now, LEAVING_LIMIT, true);
-        self.switch.send(SupervisorToSwitch::DelPort(PortId(id)), None);
+        self.tell_switch(SupervisorToSwitch::DelPort(PortId(id)));
+        self.port_cannot_move(id);
+        let Some(uplink) = self.uplinks.get_mut(&id) else { return };
         if !uplink.remove_device(&self.epoll, now, LEAVING_LIMIT) {
             self.uplink_is_gone(id);
         }
@@ -288,7 +290,7 @@ impl Supervisor {
         let config = uplink.config.clone();
         info!("{} {}: opening {}", uplink.spec.kind(), uplink.spec.name, uplink.spec.device);
         self.tell_control_ports();
-        self.switch.send(SupervisorToSwitch::AddPort(config.id, config.name), None);
+        self.tell_switch(SupervisorToSwitch::AddPort(config.id, config.name));
         self.tell_limits(id, &name);
     }
 

@@ -219,6 +219,7 @@ pub fn control(_called: &Path) {
                             | SupervisorToControl::MirrorReply { .. }
                             | SupervisorToControl::CpuTimes { .. }
                             | SupervisorToControl::Renamed { .. }
+                            | SupervisorToControl::UpgradeReply { .. }
                             | SupervisorToControl::UplinkReply { .. } => {}
                             SupervisorToControl::Settings { port, text } => {
                                 told.push(format!("{port}={text:?}"));
@@ -295,7 +296,7 @@ pub fn session(_called: &Path) {
             if token == SUPERVISOR {
                 for (message, fd) in messages(&mut supervisor) {
                     match message {
-                        SupervisorToSession::Grants(_) => {}
+                        SupervisorToSession::Grants(_) | SupervisorToSession::Move(_) => {}
                         SupervisorToSession::Switch => next = fd,
                         SupervisorToSession::Connection => {
                             let ends = [next.take().unwrap(), fd.unwrap()];

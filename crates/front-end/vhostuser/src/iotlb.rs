@@ -82,6 +82,8 @@ fn word(set: u64, way: u64) -> usize {
 #[derive(Debug)]
 pub(crate) struct Iotlb {
     words: PinnedSlice<8>,
+    /// The table's file.
+    file: OwnedFd,
     /// Signalled by the switch when it asks.
     pub(crate) doorbell: EventFd,
     most: usize,
@@ -99,8 +101,8 @@ pub(crate) struct Iotlb {
 }
 
 impl Iotlb {
-    /// An empty one, and the table's file.
-    pub(crate) fn new(most: usize) -> Result<(Self, OwnedFd), Errno> {
+    /// An empty one.
+    pub(crate) fn new(most: usize) -> Result<Self, Errno> {
         let file = memfd("lasthop-iotlb", TABLE_BYTES)?;
         let spec = RegionSpec { guest_addr: 0, user_addr: 0, size: TABLE_BYTES, mmap_offset: 0 };
         let memory = GuestMemory::empty().with_region(spec, &file).map_err(|_| Errno::NOMEM)?;
@@ -108,7 +110,12 @@ impl Iotlb {
         let (ranges, ages, asked) = Default::default();
         let (doorbell, turns) = (EventFd::new()?, vec![0; SETS as usize]);
         let counts = Counts::default();
-        Ok((Self { words, doorbell, most, ranges, ages, next_age: 0, turns, asked, removed: false, counts }, file))
+        Ok(Self { words, file, doorbell, most, ranges, ages, next_age: 0, turns, asked, removed: false, counts })
+    }
+
+    /// For a switch: the table's file and the doorbell.
+    pub(crate) fn descriptors(&self) -> Result<[OwnedFd; 2], Errno> {
+        Ok([rustix::io::fcntl_dupfd_cloexec(&self.file, 0)?, self.doorbell.try_clone()?.into()])
     }
 
     /// The pages of these bytes: first and last. A size of 0, and one that wraps, go to the end of the address space.
@@ -391,7 +398,7 @@ mod tests {
     /// 100 000 pages, as a guest with lazy invalidation may leave behind, are no more than so many.
     #[test]
     fn the_oldest_that_nobody_wants_go_first() {
-        let (mut iotlb, _file) = Iotlb::new(1000).unwrap();
+        let mut iotlb = Iotlb::new(1000).unwrap();
         let page = |n| Range { first: n, last: n, guest: n % 8, user: 0, permissions: READ };
         for n in 0..100_000 {
             iotlb.update(page(n));

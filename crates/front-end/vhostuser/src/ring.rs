@@ -58,6 +58,10 @@ pub(crate) struct Ring {
     pub(crate) kick: Option<Foreign>,
     /// SET_VRING_KICK of a ring that packets come from, to wake it ourselves.
     pub(crate) wake: Option<PeerEvent>,
+    /// SET_VRING_CALL, to tell another switch of it.
+    pub(crate) call: Option<Foreign>,
+    /// SET_VRING_ERR, to tell another switch of it.
+    pub(crate) err: Option<Foreign>,
 }
 
 /// Where a packed ring goes on, from SET_VRING_BASE's number: bits 0 to 15 say where the device takes, 16 to 31 where

@@ -23,6 +23,7 @@ use translation::Requests;
 use zerocopy::IntoBytes;
 
 mod commands;
+mod handover;
 mod log;
 mod translation;
 #[cfg(any(test, feature = "frontend"))]
@@ -82,6 +83,14 @@ pub struct Session<S> {
     features: Features,
     protocol_features: ProtocolFeatures,
     regions: Regions,
+    /// Their files, to tell another switch of them.
+    files: Vec<(RegionSpec, Foreign)>,
+    /// Something that the front-end sent could not be kept, for want of descriptors.
+    unkept: bool,
+    /// NET_SET_MTU.
+    mtu: Option<u16>,
+    /// While the port goes over to another switch.
+    handover: Option<handover::Handover<S>>,
     /// Regions that ADD_MEM_REG named again, and how often.
     repeated: Vec<(RegionSpec, u32)>,
     inflight: Option<Inflight>,
@@ -115,6 +124,10 @@ impl<S: Switch> Session<S> {
             features: Features::empty(),
             protocol_features: ProtocolFeatures::empty(),
             regions: Regions::default(),
+            files: Vec::new(),
+            unkept: false,
+            mtu: None,
+            handover: None,
             repeated: Vec::new(),
             inflight: None,
             requests: None,

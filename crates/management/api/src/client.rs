@@ -5,7 +5,7 @@
 use crate::{
     AclChanged, AclPage, AclText, ApiError, Batching, Connection, ConnectionPage, ConntrackFlushed, ConntrackStats,
     EndedFlows, Field, FlowPage, GroupPage, LogLevel, LogLevelList, Mac, MacFlushed, MacPage, MirrorList, PortAdopted,
-    PortChanged, PortPage, SetChanged, SetPage, Station, SwitchStats, TraceReport, UplinkList,
+    PortChanged, PortPage, SetChanged, SetPage, Station, SwitchStats, TraceReport, Upgraded, UplinkList,
 };
 use futures_util::Stream;
 
@@ -54,6 +54,10 @@ pub trait SwitchProxy {
 
     /// Gives a port another name. Its front-end stays connected; settings, access lists, mirrors and static addresses go by the new name.
     async fn port_rename(&mut self, name: &str, to: &str) -> zlink::Result<Result<PortChanged, ApiError>>;
+
+    /// Has another switch take over while all goes on: `lasthop-switch` of this directory, or what is in the place of the one that runs. `messages`: what
+    /// its build says to others (`lasthop messages` of that build prints it).
+    async fn upgrade(&mut self, programs: Option<&str>, messages: &str) -> zlink::Result<Result<Upgraded, ApiError>>;
 
     /// Removes a port and ends its connection.
     async fn port_del(&mut self, name: &str) -> zlink::Result<Result<PortChanged, ApiError>>;

@@ -17,6 +17,7 @@ mod set;
 mod trace;
 mod translation;
 mod types;
+mod upgrade;
 
 pub use acl::*;
 pub use client::SwitchProxy;
@@ -32,6 +33,7 @@ pub use set::{AddressSet, SetChanged, SetPage};
 pub use trace::{TraceOutput, TraceReport};
 pub use translation::Translation;
 pub use types::*;
+pub use upgrade::{PortPause, Upgraded};
 
 /// Name of the interface.
 pub const INTERFACE: &str = "org.lasthop.Switch";

@@ -520,6 +520,11 @@ pub enum ApiError {
         /// Why, and what to do.
         message: String,
     },
+    /// No other switch takes over; the one before goes on.
+    UpgradeRefused {
+        /// Why, and what to do.
+        message: String,
+    },
     /// The process that would have to answer is not there or does not answer.
     NotAvailable {
         /// Which, and what to do.
@@ -560,6 +565,7 @@ impl ApiError {
             | Self::PortRefused { message }
             | Self::UplinkRefused { message }
             | Self::MirrorRefused { message }
+            | Self::UpgradeRefused { message }
             | Self::NotAvailable { message }
             | Self::BadFrame { message }
             | Self::BadFilter { message }

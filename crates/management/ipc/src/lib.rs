@@ -132,8 +132,24 @@ pub enum SupervisorToControl {
         /// What it is called now.
         to: String,
     },
+    /// Answer to `Upgrade`: what came of it, or what is wrong and what to do.
+    UpgradeReply {
+        /// The request's number.
+        request: u64,
+        /// What came of it.
+        result: Result<Upgraded, String>,
+    },
     /// The socket of Open vSwitch's programs, which travels with this message, in place of the one that `lasthop-ovs` has.
     OvsSocket,
+}
+
+/// Another switch has taken over.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Upgraded {
+    /// Its process.
+    pub switch: u32,
+    /// Ports that have gone over, and for how many nanoseconds none of a port's packets moved; `None` if it had no rings.
+    pub pauses: Vec<(PortId, Option<u64>)>,
 }
 
 /// A mirror, by the names of its ports, which need not be there.
@@ -427,6 +443,15 @@ pub enum ControlToSupervisor {
         run: Option<String>,
         /// Control, also the next one.
         control: Option<String>,
+    },
+    /// Have another switch take over.
+    Upgrade {
+        /// Echoed in the reply.
+        request: u64,
+        /// Where its program is, if not in the place of the one that runs.
+        programs: Option<String>,
+        /// What the new programs say to each other.
+        messages: String,
     },
     /// Call a port something else; all that goes by its name goes by the new one.
     PortRename {

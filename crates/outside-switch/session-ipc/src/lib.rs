@@ -9,8 +9,28 @@ pub enum SupervisorToSession {
     Switch,
     /// A connected vhost-user socket travels with this message.
     Connection,
+    /// A step of the port's way to another switch; each is answered by [`SessionToSupervisor::Moved`].
+    Move(Step),
     /// So many ranges of I/O addresses are remembered, or as many as without a setting.
     Grants(Option<u32>),
+}
+
+/// Steps of a port's way to another switch, in their order. All ports take each of them together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Step {
+    /// The other switch, the channel to which travels with this message, is told all but where rings stand. From here on nothing is heard of the
+    /// front-end.
+    Prepare,
+    /// Rings that packets come from stop.
+    Hold,
+    /// Rings that packets go to go over.
+    Cross,
+    /// Rings that packets come from go on, at the other switch.
+    GoOn,
+    /// The switch before lets go of the port, and its front-end is heard again.
+    Leave,
+    /// What has been done is undone, and its front-end is heard again: instead of any of the others but `Leave`.
+    Stay,
 }
 
 /// From the session process of a port.
@@ -18,6 +38,8 @@ pub enum SupervisorToSession {
 pub enum SessionToSupervisor {
     /// Sandboxed and serving.
     Ready,
+    /// The step is done, or why it cannot be: one line. Behind `GoOn`, for how many nanoseconds none of the port's packets moved, if it has rings.
+    Moved(Step, Result<Option<u64>, String>),
     /// Whether the guest's own IOMMU translates addresses: then its traffic waits for this process.
     Translates(bool),
 }

@@ -16,8 +16,8 @@ fn word_at(page: u64, way: u64) -> usize {
 pub fn check_translations(steps: usize, mut next: impl FnMut() -> u64) {
     const GUEST_PAGES: u64 = 64;
     let most = 1 + next() as usize % 20;
-    let (mut iotlb, file) = Iotlb::new(most).expect("a table");
-    let doorbell = OwnedFd::from(iotlb.doorbell.try_clone().expect("a descriptor"));
+    let mut iotlb = Iotlb::new(most).expect("a table");
+    let [file, doorbell] = iotlb.descriptors().expect("descriptors");
     let table = Translations::map(&file, lasthop_sys::PeerEvent::new(Foreign::from(doorbell)).expect("an eventfd"));
     let physical = GuestMemory::anonymous(GUEST_PAGES * PAGE).expect("memory");
     let memory = physical.translated_by(Some(Arc::new(table.expect("a mapping"))));

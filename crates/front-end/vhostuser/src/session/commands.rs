@@ -48,7 +48,9 @@ impl<S: Switch> Session<S> {
                 let mtu: u64 = form.exactly()?;
                 self.needs(ProtocolFeatures::NET_MTU)?;
                 let small = u16::try_from(mtu).ok().filter(|mtu| *mtu >= MIN_MTU);
-                self.ask(Ask::Mtu(small.ok_or(Refusal::Mtu(mtu))?), None)?;
+                let mtu = small.ok_or(Refusal::Mtu(mtu))?;
+                self.ask(Ask::Mtu(mtu), None)?;
+                self.mtu = Some(mtu);
             }
             R::SetBackendReqFd => {
                 let (_, socket) = form.with_fd::<[u8; 0]>()?;
@@ -114,8 +116,7 @@ impl<S: Switch> Session<S> {
             }
             R::SetVringKick => {
                 let (i, fd) = self.ring_fd(form)?;
-                let kick = fd.as_ref().and_then(|fd| copy(fd, self.transport.aside()));
-                self.ask_for(Ask::Ring(i as u16, RingAsk::Kick), fd)?;
+                let kick = self.pass_on(Ask::Ring(i as u16, RingAsk::Kick), fd)?;
                 // The switch has taken it, so it is an eventfd. What it refuses is not used here either: to watch another file, or to write
                 // to it, may take as long as whoever serves it likes.
                 if i % 2 == 0 {
@@ -132,11 +133,11 @@ impl<S: Switch> Session<S> {
             }
             R::SetVringCall => {
                 let (i, fd) = self.ring_fd(form)?;
-                self.ask_for(Ask::Ring(i as u16, RingAsk::Call), fd)?;
+                self.rings[i].call = self.pass_on(Ask::Ring(i as u16, RingAsk::Call), fd)?;
             }
             R::SetVringErr => {
                 let (i, fd) = self.ring_fd(form)?;
-                self.ask_for(Ask::Ring(i as u16, RingAsk::Err), fd)?;
+                self.rings[i].err = self.pass_on(Ask::Ring(i as u16, RingAsk::Err), fd)?;
             }
             R::SetVringEnable => {
                 // QEMU enables rings before SET_FEATURES when it reconnects.
@@ -152,6 +153,20 @@ impl<S: Switch> Session<S> {
         Ok(None)
     }
 
+    /// A copy of what is passed on to the switch, to tell another one of it.
+    fn keep(&mut self, fd: Option<&Foreign>) -> Option<Foreign> {
+        let copy = copy(fd?, self.transport.aside());
+        self.unkept |= copy.is_none();
+        copy
+    }
+
+    /// Passes it on, if there is one, and keeps a copy of what is taken.
+    fn pass_on(&mut self, ask: Ask, fd: Option<Foreign>) -> Result<Option<Foreign>, Fault> {
+        let copy = self.keep(fd.as_ref());
+        self.ask_for(ask, fd)?;
+        Ok(copy)
+    }
+
     /// Requests about memory that is shared.
     fn memory_command(&mut self, mut form: Form) -> Result<Reply, Fault> {
         use Request as R;
@@ -159,7 +174,10 @@ impl<S: Switch> Session<S> {
             R::SetMemTable => {
                 let (table, fds): (Vec<_>, _) = form.table()?.into_iter().unzip();
                 let regions = table.iter().map(words).collect();
+                let files = table.iter().zip(&fds).filter_map(|(region, fd)| Some((*region, self.keep(Some(fd))?)));
+                let files = files.collect();
                 self.set_memory(Regions::new(table), |keep| Ask::Table { regions, keep }, fds)?;
+                self.files = files;
                 self.repeated.clear();
             }
             R::SetLogBase => return self.set_log(form),
@@ -194,8 +212,10 @@ impl<S: Switch> Session<S> {
                         None => self.repeated.push((region, 1)),
                     }
                 } else {
-                    let (regions, region) = (self.regions.with(region), words(&region));
-                    self.set_memory(regions, |keep| Ask::Add { region, keep }, vec![fd])?;
+                    let file = self.keep(Some(&fd));
+                    let (regions, words) = (self.regions.with(region), words(&region));
+                    self.set_memory(regions, |keep| Ask::Add { region: words, keep }, vec![fd])?;
+                    self.files.extend(file.map(|file| (region, file)));
                 }
             }
             R::RemMemReg => {
@@ -210,6 +230,7 @@ impl<S: Switch> Session<S> {
                         self.regions.without(same).ok_or(Refusal::NoRegion { guest_addr, user_addr, size })?;
                     let region = [guest_addr, size, user_addr, 0];
                     self.set_memory(without, |keep| Ask::Remove { region, keep }, Vec::new())?;
+                    self.files.retain(|(region, _)| !same(region));
                 }
             }
             // Nothing that we ever offer: its form is not judged.
@@ -220,11 +241,11 @@ impl<S: Switch> Session<S> {
 }
 
 /// A region as the switch is told of it.
-fn words(region: &RegionSpec) -> lasthop_connection::Region {
+pub(super) fn words(region: &RegionSpec) -> lasthop_connection::Region {
     zerocopy::transmute!(*region)
 }
 
 /// Another descriptor of the same file.
-fn copy(fd: &Foreign, aside: &Arc<Aside>) -> Option<Foreign> {
+pub(super) fn copy(fd: impl AsFd, aside: &Arc<Aside>) -> Option<Foreign> {
     Some(Foreign::new(rustix::io::fcntl_dupfd_cloexec(fd, 0).ok()?, aside))
 }

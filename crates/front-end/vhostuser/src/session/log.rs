@@ -42,15 +42,20 @@ impl<S: Switch> Session<S> {
         self.log.is_some() && self.features.contains(Features::LOG_ALL)
     }
 
+    /// How the switch is asked to log, if it is to.
+    pub(super) fn log_wanted(&self) -> Result<Option<(Ask, Foreign)>, Fault> {
+        let Some(Log { fd, desc: LogDesc { size, offset } }) = self.log.as_ref().filter(|_| self.wants_log()) else {
+            return Ok(None);
+        };
+        let copy = fd.as_fd().try_clone_to_owned().map_err(|error| Refusal::Switch(error.to_string()))?;
+        Ok(Some((Ask::Log { place: [0, *size, 0, *offset] }, Foreign::new(copy, fd.aside()))))
+    }
+
     /// Has the switch log, or no longer.
     pub(super) fn log_or_not(&mut self) -> Result<(), Fault> {
         self.check_log(&self.regions)?;
-        let log = self.log.as_ref().filter(|_| self.wants_log());
-        let (ask, fd) = match log {
-            Some(Log { fd, desc: LogDesc { size, offset } }) => {
-                let copy = fd.as_fd().try_clone_to_owned().map_err(|error| Refusal::Switch(error.to_string()))?;
-                (Ask::Log { place: [0, *size, 0, *offset] }, Some(Foreign::new(copy, fd.aside())))
-            }
+        let (ask, fd) = match self.log_wanted()? {
+            Some((ask, fd)) => (ask, Some(fd)),
             None if self.logs => (Ask::Log { place: [0; 4] }, None),
             None => return Ok(()),
         };

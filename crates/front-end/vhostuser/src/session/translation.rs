@@ -118,10 +118,9 @@ impl<S: Switch> Session<S> {
         let (mut table, mut fds) = (None, Vec::new());
         let aside = self.transport.aside().clone();
         if wanted {
-            let made = Iotlb::new(self.grants).and_then(|(iotlb, file)| Ok((iotlb.doorbell.try_clone()?, file, iotlb)));
-            let (doorbell, file, iotlb) =
-                made.map_err(|e| Refusal::Switch(format!("no table of translations: {e}")))?;
-            fds.extend([Foreign::new(file, &aside), Foreign::new(doorbell.into(), &aside)]);
+            let made = Iotlb::new(self.grants).and_then(|iotlb| Ok((iotlb.descriptors()?, iotlb)));
+            let (both, iotlb) = made.map_err(|e| Refusal::Switch(format!("no table of translations: {e}")))?;
+            fds.extend(both.map(|fd| Foreign::new(fd, &aside)));
             table = Some(iotlb);
         }
         self.ask_for(Ask::Translate, fds)?;

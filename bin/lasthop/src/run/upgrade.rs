@@ -1,0 +1,368 @@
+//! `lasthop upgrade`: another switch takes over from the one that runs, and no front-end notices more than a pause.
+//!
+//! The other one is started beside the first, and confined and told of all ports before anything stops. Then all ports' session processes take
+//! the same steps at the same time ([`Step`]): memory and notifications, rings that packets come from, rings that packets go to. Until the last of them
+//! all can be undone, and is when anything fails: then the first switch goes on, and whoever asked hears why.
+//!
+//! What is lost is what was on its way through the first switch: packets that waited for control there. Counters begin anew.
+
+use super::child::Ended;
+use super::setup::{find_program, is_program};
+use super::supervisor::{NEXT_CHANNEL, NEXT_PID, SWITCH_CHANNEL, SWITCH_PID, Supervisor};
+use super::uplink::Switch;
+use lasthop_ipc::{SupervisorToSwitch, SwitchToSupervisor};
+use lasthop_management_ipc::{ControlToSupervisor, SupervisorToControl, Upgraded};
+use lasthop_session_ipc::Step;
+use lasthop_types::PortId;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::time::{Duration, Instant};
+use tracing::{info, warn};
+
+/// What the programs of this build say to each other: `build.rs` makes a number of it.
+pub const MESSAGES: &str = env!("LASTHOP_MESSAGES");
+/// The other switch is ready by then, or it is given up.
+const START_LIMIT: Duration = Duration::from_secs(5);
+/// And all ports have taken a step.
+const STEP_LIMIT: Duration = Duration::from_secs(1);
+
+/// One that is under way.
+#[derive(Debug)]
+pub(super) struct Upgrade {
+    /// Who asked.
+    request: u64,
+    /// The switch to come; once it is in use, the one that was before.
+    other: Switch,
+    /// What ports are at; none while the other switch starts.
+    step: Option<Step>,
+    /// Ports with a front-end, which go over.
+    ports: BTreeSet<u32>,
+    /// Those that have not taken the step yet.
+    waits: BTreeSet<u32>,
+    /// For how long each port's packets did not move, in nanoseconds.
+    pauses: BTreeMap<u32, Option<u64>>,
+    /// Threads of ports in the switch to come.
+    threads: BTreeMap<u32, i32>,
+    until: Instant,
+    /// Why it is being undone.
+    failed: Option<String>,
+}
+
+impl Upgrade {
+    /// When something is due.
+    pub(super) fn deadline(&self) -> Instant {
+        self.other.deadline().map_or(self.until, |at| at.min(self.until))
+    }
+
+    /// The switch that control is to have rings to, if that is the other one already.
+    pub(super) fn controlled(&mut self) -> Option<&mut Switch> {
+        matches!(self.step, Some(Step::Cross | Step::GoOn)).then_some(&mut self.other)
+    }
+
+    /// The other switch is in use.
+    fn is_done(&self) -> bool {
+        self.step == Some(Step::Leave)
+    }
+
+    /// Enters a step that all ports take.
+    fn enter(&mut self, step: Step) {
+        (self.step, self.waits, self.until) = (Some(step), self.ports.clone(), Instant::now() + STEP_LIMIT);
+    }
+}
+
+impl Supervisor {
+    /// Somebody wants the switch replaced, by the program of that name in this directory or by what is in the place of the one that runs. `messages`: what
+    /// the new programs say to each other.
+    pub(super) fn begin_upgrade(&mut self, request: u64, programs: Option<&str>, messages: &str) {
+        if self.ending.is_some() {
+            // Its memory is being unmapped, and its end comes soon.
+            let (programs, messages) = (programs.map(str::to_owned), messages.to_owned());
+            return self.deferred.push(ControlToSupervisor::Upgrade { request, programs, messages });
+        }
+        if let Err(why) = self.start_other(request, programs, messages) {
+            self.answer_upgrade(request, Err(format!("{why}; nothing has changed")));
+        }
+    }
+
+    fn start_other(&mut self, request: u64, programs: Option<&str>, messages: &str) -> Result<(), String> {
+        if self.upgrade.is_some() {
+            return Err("another upgrade is under way; wait for its end".into());
+        }
+        if !self.switch.is_ready() {
+            return Err("the switch is being restarted, with the program that is there; try again in a second".into());
+        }
+        if messages != MESSAGES {
+            return Err(format!(
+                "the programs that run say other things to each other than the new ones (messages {MESSAGES}, and {messages}); restart lasthop to take the \
+                 new ones into use: front-ends connect again"
+            ));
+        }
+        let path = match programs {
+            Some(dir) => find_program("lasthop-switch", Some(Path::new(dir))).map_err(|e| e.to_string())?,
+            None => self.switch.path().to_owned(),
+        };
+        if !is_program(&path) {
+            return Err(format!("{} is not there, or may not be run; install it there", path.display()));
+        }
+        let first = self.switch.has_token(SWITCH_CHANNEL);
+        let tokens = if first { (NEXT_CHANNEL, NEXT_PID) } else { (SWITCH_CHANNEL, SWITCH_PID) };
+        let mut other = self.switch.another(path, tokens);
+        let given = self.for_new_switch().map_err(|e| format!("no descriptors for another switch: {e}"))?;
+        other.start(&self.epoll, given).map_err(|e| format!("the new switch cannot be started: {e}"))?;
+        // It hears what a new one hears.
+        std::mem::swap(&mut self.switch, &mut other);
+        self.tell_switch_all();
+        std::mem::swap(&mut self.switch, &mut other);
+        info!("upgrade: the new switch starts (pid {})", other.pid().unwrap_or_default());
+        let (ports, waits, pauses, threads) = Default::default();
+        let until = Instant::now() + START_LIMIT;
+        self.upgrade = Some(Upgrade { request, other, step: None, ports, waits, pauses, threads, until, failed: None });
+        Ok(())
+    }
+
+    /// Does what is due.
+    pub(super) fn step_upgrade(&mut self, now: Instant) {
+        let Some(upgrade) = &mut self.upgrade else { return };
+        upgrade.other.flush(&self.epoll);
+        if upgrade.other.kill_if_hung(now).is_some() || upgrade.until > now {
+            return;
+        }
+        if upgrade.is_done() {
+            return self.finish_upgrade();
+        }
+        // Session processes wait for an answer of it, and hear nothing else meanwhile.
+        upgrade.other.kill();
+        match upgrade.step {
+            None => self.undo_upgrade(format!("the new switch was not ready within {START_LIMIT:?}")),
+            Some(Step::Stay) if upgrade.failed.is_some() => {
+                // They are killed if they hang.
+                self.finish_upgrade();
+            }
+            Some(step) => {
+                let late = upgrade.waits.first().copied().unwrap_or_default();
+                let name = self.name_of_port(late);
+                self.undo_upgrade(format!("port {name} did not go over within {STEP_LIMIT:?} (step {step:?})"));
+            }
+        }
+    }
+
+    /// An event of the switch that is not in use: the one to come, or the one that was before.
+    pub(super) fn other_switch_event(&mut self, token: u64) {
+        let now = Instant::now();
+        if let Some(ending) = self.ending.as_mut().filter(|ending| ending.has_token(token)) {
+            ending.receive(&self.epoll, now);
+            if ending.reap(&self.epoll, now).is_some() {
+                self.ending = None;
+                self.obey_deferred();
+            }
+            return;
+        }
+        let Some(upgrade) = self.upgrade.as_mut().filter(|upgrade| upgrade.other.has_token(token)) else { return };
+        let messages = upgrade.other.receive(&self.epoll, now);
+        messages.into_iter().for_each(|message| self.hear_other(message));
+        let Some(upgrade) = &mut self.upgrade else { return };
+        if let Some(ended) = upgrade.other.reap(&self.epoll, now)
+            && !upgrade.is_done()
+        {
+            self.other_ended(&ended);
+        }
+    }
+
+    fn other_ended(&mut self, ended: &Ended) {
+        self.undo_upgrade(format!("the new switch {}", ended.why));
+    }
+
+    fn hear_other(&mut self, message: SwitchToSupervisor) {
+        let Some(upgrade) = &mut self.upgrade else { return };
+        let done = upgrade.is_done();
+        match message {
+            SwitchToSupervisor::Log(line) => self.write_for_switch(&line, Instant::now()),
+            // What else the one before says does not matter any more.
+            _ if done => {}
+            SwitchToSupervisor::Ready => {
+                upgrade.other.set_ready();
+                self.take_step(Step::Prepare);
+            }
+            // Its word: of ports that are none nothing is kept.
+            SwitchToSupervisor::Thread(port, thread) => {
+                if upgrade.ports.contains(&port.0) {
+                    upgrade.threads.insert(port.0, thread);
+                }
+            }
+            SwitchToSupervisor::ConnectionClosed { port, reason } => {
+                if upgrade.ports.contains(&port.0) && upgrade.failed.is_none() {
+                    let name = self.name_of_port(port.0);
+                    self.undo_upgrade(format!("the new switch lets go of port {name}: {reason}"));
+                }
+            }
+            SwitchToSupervisor::ControlBroke(what) => self.undo_upgrade(format!("to the new switch control {what}")),
+        }
+    }
+
+    /// Has all ports take this step.
+    fn take_step(&mut self, step: Step) {
+        if step == Step::Prepare {
+            self.sessions.wait(true);
+        }
+        let Some(upgrade) = &mut self.upgrade else { return };
+        if step == Step::Prepare {
+            upgrade.ports = self.sessions.connected().collect();
+        }
+        upgrade.enter(step);
+        match step {
+            Step::Prepare => {
+                for port in upgrade.ports.clone() {
+                    match self.sessions.prepare(port) {
+                        Ok((channel, vm)) => {
+                            upgrade.other.send(SupervisorToSwitch::Connection(PortId(port), vm), Some(channel))
+                        }
+                        Err(e) => return self.undo_upgrade(format!("no channel for a port: {e}")),
+                    }
+                }
+            }
+            step => upgrade.ports.iter().for_each(|port| self.sessions.take_step(*port, step)),
+        }
+        if step == Step::Cross {
+            // Before packets come there that nobody has decided about. What waits for control in the one before is lost.
+            self.join_children();
+        }
+        self.go_on_upgrading();
+    }
+
+    /// A port's session process has taken a step, or could not.
+    pub(super) fn port_moved(&mut self, port: u32, step: Step, done: Result<Option<u64>, String>) {
+        let Some(upgrade) = self.upgrade.as_mut().filter(|upgrade| upgrade.step == Some(step)) else { return };
+        match done {
+            Ok(pause) => {
+                if step == Step::GoOn {
+                    upgrade.pauses.insert(port, pause);
+                }
+            }
+            // Its connection has ended, and its front-end connects again.
+            Err(why) if matches!(step, Step::Leave | Step::Stay) => {
+                let name = self.name_of_port(port);
+                warn!("upgrade: port {name}: {why}");
+            }
+            Err(why) => {
+                let name = self.name_of_port(port);
+                return self.undo_upgrade(format!("port {name}: {why}"));
+            }
+        }
+        if let Some(upgrade) = &mut self.upgrade {
+            upgrade.waits.remove(&port);
+        }
+        self.go_on_upgrading();
+    }
+
+    /// A port's session process has ended, or the port is removed.
+    pub(super) fn port_cannot_move(&mut self, port: u32) {
+        let Some(upgrade) = self.upgrade.as_mut().filter(|upgrade| upgrade.ports.contains(&port)) else { return };
+        upgrade.waits.remove(&port);
+        if upgrade.is_done() || upgrade.step == Some(Step::Stay) {
+            return self.go_on_upgrading();
+        }
+        let name = self.name_of_port(port);
+        self.undo_upgrade(format!("port {name}: its session process has ended"));
+    }
+
+    /// The next step, once all have taken this one.
+    fn go_on_upgrading(&mut self) {
+        let Some(upgrade) = self.upgrade.as_mut().filter(|upgrade| upgrade.waits.is_empty()) else { return };
+        match upgrade.step {
+            None => {}
+            Some(Step::Prepare) => self.take_step(Step::Hold),
+            Some(Step::Hold) => self.take_step(Step::Cross),
+            Some(Step::Cross) => self.take_step(Step::GoOn),
+            Some(Step::GoOn) => self.use_other(),
+            Some(Step::Leave | Step::Stay) => self.finish_upgrade(),
+        }
+    }
+
+    /// From here on the new switch is the switch.
+    fn use_other(&mut self) {
+        let Some(upgrade) = &mut self.upgrade else { return };
+        std::mem::swap(&mut self.switch, &mut upgrade.other);
+        self.port_threads.forget_all();
+        for (port, thread) in std::mem::take(&mut upgrade.threads) {
+            self.hear_thread(PortId(port), thread);
+        }
+        self.take_step(Step::Leave);
+    }
+
+    /// Everything stays as it was, or becomes so again.
+    pub(super) fn undo_upgrade(&mut self, why: String) {
+        let Some(upgrade) = self.upgrade.as_mut().filter(|upgrade| !upgrade.is_done() && upgrade.failed.is_none())
+        else {
+            return;
+        };
+        let had_control = upgrade.controlled().is_some();
+        warn!("upgrade: {why}; the switch before goes on");
+        upgrade.failed = Some(why);
+        upgrade.enter(Step::Stay);
+        upgrade.ports.iter().for_each(|port| self.sessions.take_step(*port, Step::Stay));
+        if had_control && self.switch.is_up() && self.control.is_up() {
+            self.join_children();
+        }
+        self.go_on_upgrading();
+    }
+
+    /// The switch that is not in use ends, and whoever asked hears how it went.
+    fn finish_upgrade(&mut self) {
+        let Some(Upgrade { request, other, ports, pauses, failed, .. }) = self.upgrade.take() else { return };
+        let used = failed.is_none();
+        ports.iter().for_each(|port| self.sessions.moved(*port, used));
+        self.sessions.wait(false);
+        if other.is_up() {
+            other.kill();
+            self.ending = Some(other);
+        }
+        let result = match failed {
+            Some(why) => Err(format!("{why}; the switch before goes on")),
+            None => {
+                let longest = pauses.values().flatten().max().copied().unwrap_or_default();
+                let pid = self.switch.pid().unwrap_or_default();
+                info!(
+                    "upgrade: the new switch (pid {pid}) has taken over {} ports; the longest pause was {:.1} ms",
+                    ports.len(),
+                    longest as f64 / 1e6
+                );
+                let pauses = pauses.into_iter().map(|(port, pause)| (PortId(port), pause)).collect();
+                Ok(Upgraded { switch: pid, pauses })
+            }
+        };
+        self.answer_upgrade(request, result);
+        self.obey_deferred();
+    }
+
+    fn obey_deferred(&mut self) {
+        std::mem::take(&mut self.deferred).into_iter().for_each(|message| self.obey_control(message));
+    }
+
+    fn answer_upgrade(&mut self, request: u64, result: Result<Upgraded, String>) {
+        self.control.send(SupervisorToControl::UpgradeReply { request, result }, None);
+    }
+
+    /// While ports go over, what control asks for waits.
+    pub(super) fn defer(&mut self, message: ControlToSupervisor) -> Option<ControlToSupervisor> {
+        let moves = self.upgrade.as_ref().is_some_and(|upgrade| upgrade.step.is_some());
+        if !moves || matches!(message, ControlToSupervisor::Ready) {
+            return Some(message);
+        }
+        self.deferred.push(message);
+        None
+    }
+
+    /// Tells the switch of a port, and the one to come, which has been told of the others.
+    pub(super) fn tell_switch(&mut self, message: SupervisorToSwitch) {
+        if let Some(upgrade) = self.upgrade.as_mut().filter(|upgrade| !upgrade.is_done()) {
+            upgrade.other.send(message.clone(), None);
+        }
+        self.switch.send(message, None);
+    }
+
+    fn name_of_port(&self, port: u32) -> String {
+        let config = self.ports.get(&port).map(|port| &port.config);
+        let config = config.or_else(|| self.uplinks.get(&port).map(|uplink| &uplink.config));
+        config.map_or_else(|| format!("#{port}"), |config| config.name.clone())
+    }
+}

@@ -1,0 +1,226 @@
+//! The port goes over to another switch, and its front-end notices nothing: what it has said is said once more, from here.
+//!
+//! In steps, so that all ports take each of them together: a packet of a port that has gone over would find no receiver at a port that has not.
+//!
+//! | step | the switch so far | the other switch |
+//! |---|---|---|
+//! | [`Session::prepare`] | goes on | has the guest's memory and what it is notified by; no ring |
+//! | [`Session::hold`] | rings that packets come from stop: packets wait in them | – |
+//! | [`Session::cross`] | rings that packets go to stop | they start where they stopped |
+//! | [`Session::go_on`] | – | rings that packets come from start where they stopped |
+//! | [`Session::leave`] | lets go of the port | is the port's switch |
+//!
+//! Until the last of them [`Session::stay`] undoes what has been done. Meanwhile nothing is to be heard of the front-end, nor of its IOMMU: it would be
+//! answered by a switch that has only half of the port.
+
+use super::commands::{copy, words};
+use super::*;
+use lasthop_connection::MAX_TABLE;
+use std::time::Duration;
+
+/// What is under way.
+#[derive(Debug)]
+pub(super) struct Handover<S> {
+    /// The switch that the port goes to; once the port has crossed, the one that it comes from.
+    other: S,
+    crossed: bool,
+    /// Rings that have stopped for this, those that packets come from first.
+    held: Vec<usize>,
+    /// When the first of them stopped.
+    since: Option<Instant>,
+}
+
+impl<S: Switch> Session<S> {
+    /// Tells another switch all but where rings stand. An error, one line, says why it cannot be; nothing has changed then.
+    pub fn prepare(&mut self, next: S) -> Result<(), String> {
+        if self.unkept {
+            return Err("there was no descriptor left to keep a copy of what its front-end has sent".into());
+        }
+        let before = std::mem::replace(&mut self.switch, next);
+        let told = self.tell_all();
+        let other = std::mem::replace(&mut self.switch, before);
+        told.map_err(|fault| format!("the new switch does not take it: {}", describe(&fault)))?;
+        self.handover = Some(Handover { other, crossed: false, held: Vec::new(), since: None });
+        Ok(())
+    }
+
+    /// Between [`Session::prepare`] and the end of it.
+    pub fn is_going_over(&self) -> bool {
+        self.handover.is_some()
+    }
+
+    /// Rings that packets come from stop. After an error [`Session::stay`] is called for.
+    pub fn hold(&mut self) -> Result<(), String> {
+        let Some(handover) = &mut self.handover else { return Ok(()) };
+        handover.since = Some(Instant::now());
+        self.let_go_of(1)
+    }
+
+    /// Rings that packets go to go over.
+    pub fn cross(&mut self) -> Result<(), String> {
+        if self.handover.is_none() {
+            return Ok(());
+        }
+        self.let_go_of(0)?;
+        self.swap();
+        self.resume(0)
+    }
+
+    /// Rings that packets come from go on at the other switch: for how long none of the port's packets moved, if any would have.
+    pub fn go_on(&mut self) -> Result<Option<Duration>, String> {
+        self.resume(1)?;
+        let pause = |handover: &Handover<S>| handover.since.filter(|_| !handover.held.is_empty());
+        Ok(self.handover.as_ref().and_then(pause).map(|since| since.elapsed()))
+    }
+
+    /// The switch before lets go of the port.
+    pub fn leave(&mut self) -> Result<(), SessionError> {
+        let Some(Handover { mut other, .. }) = self.handover.take() else { return Ok(()) };
+        // The supervisor goes by its own word, not by this one.
+        let why = "the port has gone over to another switch".to_owned();
+        let _ = other.ask(Ask::End { why, closed: true, of_memory: false }, Vec::new());
+        if self.iotlb.is_some() {
+            // Both have the table, and the one that let go has noted that nobody is at work on these rings.
+            self.ask(Ask::Revoked, None).map_err(|_| SessionError::SwitchGone)?;
+        }
+        Ok(())
+    }
+
+    /// The switch so far remains the port's. An error: it is gone, or only the other one knows where the rings stand, and that is gone.
+    pub fn stay(&mut self) -> Result<(), SessionError> {
+        let gone = |_| SessionError::SwitchGone;
+        let Some(crossed) = self.handover.as_ref().map(|handover| handover.crossed) else { return Ok(()) };
+        if crossed {
+            let held = self.handover.as_ref().map(|handover| handover.held.clone()).unwrap_or_default();
+            for i in held {
+                self.let_go(i).map_err(gone)?;
+            }
+            self.swap();
+        }
+        let held = self.handover.take().map(|handover| handover.held).unwrap_or_default();
+        for i in held.into_iter().rev() {
+            let kick = self.copy_of_kick(i);
+            self.ask(Ask::Ring(i as u16, RingAsk::Kick), kick).map_err(gone)?;
+            if self.rings[i].state != RingState::Running {
+                self.rings[i].state = RingState::Waiting;
+                self.try_start(i).map_err(gone)?;
+            }
+        }
+        self.tell_of_changes()
+    }
+
+    /// Rings of this direction stop: 1, packets come from them, or 0.
+    fn let_go_of(&mut self, direction: usize) -> Result<(), String> {
+        for i in (direction..self.rings.len()).step_by(2) {
+            if self.let_go(i).map_err(|fault| describe(&fault))?
+                && let Some(handover) = &mut self.handover
+            {
+                handover.held.push(i);
+            }
+        }
+        Ok(())
+    }
+
+    /// Stops a ring to start it elsewhere. False if it does not run, or its guest has broken it: such a ring stays as it is.
+    fn let_go(&mut self, i: usize) -> Result<bool, Fault> {
+        if !self.is_running(i)? {
+            return Ok(false);
+        }
+        let Answer::Position(Some(position)) = self.ask(Ask::Ring(i as u16, RingAsk::Stop), None)? else {
+            return Ok(false);
+        };
+        self.note(i, position);
+        let ring = &mut self.rings[i];
+        (ring.state, ring.setup, ring.resting) = (RingState::Waiting, None, false);
+        Ok(true)
+    }
+
+    fn swap(&mut self) {
+        if let Some(handover) = &mut self.handover {
+            handover.crossed = !handover.crossed;
+            std::mem::swap(&mut self.switch, &mut handover.other);
+        }
+    }
+
+    /// Those of this direction that were let go of start where they stopped.
+    fn resume(&mut self, direction: usize) -> Result<(), String> {
+        let held = self.handover.iter().flat_map(|handover| &handover.held);
+        let held: Vec<_> = held.copied().filter(|i| i % 2 == direction).collect();
+        for i in held {
+            self.try_start(i).map_err(|fault| describe(&fault))?;
+            if self.rings[i].state == RingState::Failed {
+                return Err(format!("the new switch does not start ring {i}"));
+            }
+        }
+        self.tell_of_changes().map_err(|error| error.to_string())
+    }
+
+    /// All that the front-end has said, as the switch wants to hear it.
+    fn tell_all(&mut self) -> Result<(), Fault> {
+        let aside = self.transport.aside().clone();
+        let again = |fd: &Foreign| copy(fd, &aside).ok_or_else(no_descriptor);
+        let files: Vec<_> =
+            self.files.iter().map(|(region, fd)| Ok((words(region), again(fd)?))).collect::<Result<_, Fault>>()?;
+        let mut files = files.into_iter();
+        let (regions, fds): (Vec<_>, Vec<_>) = files.by_ref().take(MAX_TABLE).unzip();
+        if !regions.is_empty() {
+            self.ask_for(Ask::Table { regions, keep: 0 }, fds)?;
+        }
+        for (region, fd) in files {
+            self.ask_for(Ask::Add { region, keep: 0 }, [fd])?;
+        }
+        if let Some(iotlb) = &self.iotlb {
+            let both = iotlb.descriptors().map_err(|e| Refusal::Switch(e.to_string()))?;
+            self.ask_for(Ask::Translate, both.map(|fd| Foreign::new(fd, &aside)))?;
+        }
+        if let Some((ask, fd)) = self.log_wanted()?.filter(|_| self.logs) {
+            self.ask_for(ask, [fd])?;
+        }
+        if let Some(mtu) = self.mtu {
+            self.ask(Ask::Mtu(mtu), None)?;
+        }
+        for i in 0..self.rings.len() {
+            self.tell_of_ring(i, again)?;
+        }
+        let (features, protocol_features) = (self.features.bits(), self.protocol_features.bits());
+        self.ask_for(Ask::State { features, protocol_features }, None)
+    }
+
+    /// What a ring is notified by, and whether it is enabled.
+    fn tell_of_ring(&mut self, i: usize, again: impl Fn(&Foreign) -> Result<Foreign, Fault>) -> Result<(), Fault> {
+        let ring = i as u16;
+        if let Some(call) = self.rings[i].call.as_ref().map(&again).transpose()? {
+            self.ask_for(Ask::Ring(ring, RingAsk::Call), [call])?;
+        }
+        if let Some(err) = self.rings[i].err.as_ref().map(&again).transpose()? {
+            self.ask_for(Ask::Ring(ring, RingAsk::Err), [err])?;
+        }
+        // The switch does not watch the kicks of a ring that has stopped.
+        if self.rings[i].state != RingState::Stopped {
+            let kick = self.copy_of_kick(i);
+            self.ask_for(Ask::Ring(ring, RingAsk::Kick), kick)?;
+        }
+        if self.rings[i].enabled {
+            self.ask_for(Ask::Ring(ring, RingAsk::Enable(true)), None)?;
+        }
+        Ok(())
+    }
+
+    /// None where the front-end gives none: the ring is looked at by and by.
+    fn copy_of_kick(&self, i: usize) -> Option<Foreign> {
+        let Ring { kick, wake, .. } = &self.rings[i];
+        let fd = kick.as_ref().map(AsFd::as_fd).or(wake.as_ref().map(AsFd::as_fd))?;
+        copy(fd, self.transport.aside())
+    }
+}
+
+fn no_descriptor() -> Fault {
+    Refusal::Switch("there is no descriptor left".into()).into()
+}
+
+fn describe(fault: &Fault) -> String {
+    match fault {
+        Fault::Lost => "it is gone".into(),
+        fault => fault.to_string(),
+    }
+}
