@@ -28,7 +28,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::net::UnixListener;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::AbortHandle;
@@ -120,7 +120,14 @@ async fn accept(listener: UnixListener, calls: mpsc::Sender<Call>, clients: Clie
                             }
                         }
                         () = client.sent_away.notified() => {
-                            tracing::info!("API: a client of user {} that had been idle for longest made room for another", client.user);
+                            let passed = clients.evictions.borrow_mut().pass(Instant::now());
+                            if let Some(left_out) = passed {
+                                let before = if left_out == 0 { String::new() } else { format!("; {left_out} before it") };
+                                tracing::info!(
+                                    "API: a client of user {} that had been idle for longest made room for another{before}",
+                                    client.user
+                                );
+                            }
                         }
                     }
                     clients.forget(&client, read_only);

@@ -561,16 +561,20 @@ fn says_what_is_wrong_with_its_arguments() {
     }
 }
 
-#[test]
-fn at_the_socket_for_readers_nothing_can_be_changed() {
+/// A control with a socket for readers, too.
+fn with_readers() -> (Control, Fake) {
     let (fake, supervisor, api) = Fake::new();
     let read = std::os::unix::net::UnixListener::bind(fake.dir.path().join("read.sock")).unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_lasthop-control"));
     let fds = [(supervisor, 3), (api, 4), (read.into(), 5)];
     let mappings = fds.into_iter().map(|(parent_fd, child_fd)| FdMapping { parent_fd, child_fd }).collect();
     command.args(["--supervisor-fd", "3", "--api-fd", "4", "--read-api-fd", "5"]).fd_mappings(mappings).unwrap();
-    let (_control, mut fake) = (Control(command.spawn().unwrap()), fake);
-    drop(command);
+    (Control(command.spawn().unwrap()), fake)
+}
+
+#[test]
+fn at_the_socket_for_readers_nothing_can_be_changed() {
+    let (_control, mut fake) = with_readers();
     fake.add_ports(&["vm1", "vm2"]);
     fake.attach();
     fake.serve_until(|f| f.ready && f.heard == ["ask"]);

@@ -4,6 +4,7 @@ use super::pages::Pages;
 use super::{MAX_CONNECTIONS, MAX_LONG_LISTS};
 use futures_util::{Stream, StreamExt};
 use lasthop_api::ApiError;
+use lasthop_log::LineLimit;
 use lasthop_sys::Beat;
 use std::cell::{Cell, RefCell};
 use std::pin::Pin;
@@ -11,7 +12,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Instant;
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Mutex, Notify, OwnedSemaphorePermit, Semaphore};
 use zlink::Reply;
 
 /// A client that is connected.
@@ -26,6 +27,18 @@ pub(crate) struct Client {
     pub(super) list_until: Cell<Option<tokio::time::Instant>>,
     /// Of the one thread: to listen to a client is a round of work, also where nothing of it comes to the core.
     pub(super) beat: Arc<Beat>,
+    /// Of all clients: whose turn it is.
+    turn: Rc<Mutex<()>>,
+}
+
+impl Client {
+    /// Lets whatever else there is to do go first, packets that met no flow above all. A call may take this thread for milliseconds, so
+    /// all clients together have one turn between two looks at the rest, however many there are and however much they ask.
+    pub(super) async fn take_turn(&self) {
+        let _turn = self.turn.lock().await;
+        // It comes back when the descriptors of all others have been looked at.
+        tokio::task::yield_now().await;
+    }
 }
 
 /// Held by a client while it is told a long list: one of the few permits for that.
@@ -63,6 +76,9 @@ pub(crate) struct Clients {
     /// By socket, as what follows.
     all: [Rc<RefCell<Vec<Rc<Client>>>>; 2],
     beat: Arc<Beat>,
+    turn: Rc<Mutex<()>>,
+    /// Lines about those that made room.
+    pub(super) evictions: Rc<RefCell<LineLimit>>,
     /// For those who may change things, and for those who may not: these keep nobody else from looking.
     pub(super) long_lists: [Arc<Semaphore>; 2],
 }
@@ -71,7 +87,8 @@ impl Clients {
     /// `beat`: of this thread.
     pub(crate) fn new(beat: Arc<Beat>) -> Self {
         let long_lists = std::array::from_fn(|_| Arc::new(Semaphore::new(MAX_LONG_LISTS)));
-        Self { all: Default::default(), beat, long_lists }
+        let evictions = Rc::new(RefCell::new(LineLimit::new(Instant::now())));
+        Self { all: Default::default(), beat, turn: Rc::default(), evictions, long_lists }
     }
 
     fn of(&self, read_only: bool) -> &RefCell<Vec<Rc<Client>>> {
@@ -89,7 +106,14 @@ impl Clients {
             }
         }
         let (last, list_until) = (Cell::new(Instant::now()), Cell::new(None));
-        let client = Rc::new(Client { user, last, sent_away: Notify::new(), list_until, beat: self.beat.clone() });
+        let client = Rc::new(Client {
+            user,
+            last,
+            sent_away: Notify::new(),
+            list_until,
+            beat: self.beat.clone(),
+            turn: self.turn.clone(),
+        });
         clients.push(client.clone());
         client
     }

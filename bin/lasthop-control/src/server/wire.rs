@@ -52,10 +52,8 @@ impl socket::Socket for Bounded {
 impl socket::ReadHalf for BoundedRead {
     async fn read(&mut self, buf: &mut [u8]) -> zlink::Result<ReadResult> {
         loop {
-            // To wait for a socket that has something is no reason for tokio to let others go first: a client that never stops
-            // talking would have this thread for itself.
-            tokio::task::consume_budget().await;
             self.socket.readable().await?;
+            self.client.take_turn().await;
             self.client.beat.work();
             let (stream, mut fds): (&UnixStream, _) = (self.socket.as_ref(), Vec::new());
             let received = stream.try_io(Interest::READABLE, || {
@@ -99,6 +97,8 @@ impl socket::WriteHalf for Write {
             }
             let until = of_list.map_or(now + READ_LIMIT, |until| until.min(now + READ_LIMIT));
             tokio::time::timeout_at(until, self.socket.writable()).await.map_err(|_| unread())??;
+            // Calls may have come many at a time; each has its answer.
+            self.client.take_turn().await;
             self.client.beat.work();
             match self.socket.try_write(buf) {
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}

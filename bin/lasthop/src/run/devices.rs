@@ -128,6 +128,7 @@ impl Device {
             })?;
             let mut far = OsString::from(format!("{FAR_PORT}="));
             far.push(&sockets[1]);
+            far.push(format!(",owner={}", ourselves()));
             arguments.extend(["--port".into(), far]);
             Ok(Cable::new(&arg.name, find_program("lasthop-cable", args.libexec.as_deref())?, sockets, cpus.cloned()))
         });
@@ -298,12 +299,19 @@ fn cable_sockets(arg: &DeviceArg, args: &RunArgs) -> Option<[PathBuf; 2]> {
     arg.cable.then(|| ["cable.sock", "host.sock"].map(|name| dir.join(name)))
 }
 
+/// Who alone may plug in to a cable's ports: a cable connects before it gives up its rights. Whoever else could would be the device to the
+/// host, and the host to the device.
+fn ourselves() -> String {
+    rustix::process::geteuid().as_raw().to_string()
+}
+
 /// The ports of this lasthop that devices' cables are plugged in to.
 pub fn cable_ports(args: &RunArgs) -> impl Iterator<Item = PortArg> {
     args.devices.iter().filter_map(|device| {
         let [path, _] = cable_sockets(device, args)?;
         let name = device.name.clone();
-        Some(PortArg { name, path, client: false, owner: None, device: None, settings: Vec::new(), of_device: None })
+        let owner = ourselves().parse().ok();
+        Some(PortArg { name, path, client: false, owner, device: None, settings: Vec::new(), of_device: None })
     })
 }
 

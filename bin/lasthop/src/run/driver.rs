@@ -218,13 +218,17 @@ impl Driver {
     pub fn hear(&mut self, epoll: &Epoll, now: Instant) -> Option<Heard> {
         let mut heard = None;
         for (message, fd) in self.child.receive_with_fds(epoll, now) {
-            match message {
+            match message.bounded() {
                 UplinkToSupervisor::Keep => {
                     // Whoever speaks to it now may have taken it over.
                     if self.child.is_ready() || self.inherited || self.descriptors.len() >= MAX_KEPT {
                         return Some(Heard::Failed("it gives away what nobody wants".into()));
                     }
                     self.descriptors.extend(fd);
+                }
+                // Each time files are written.
+                UplinkToSupervisor::Ready(_) if self.child.is_ready() => {
+                    return Some(Heard::Failed("it says twice that its device is open".into()));
                 }
                 UplinkToSupervisor::Ready(device) => {
                     self.child.set_ready();

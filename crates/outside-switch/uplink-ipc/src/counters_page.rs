@@ -4,7 +4,7 @@
 //! Rows of 64 bytes: a name, filled up with zeros, and a number, little-endian. The first five are what was carried, each row
 //! behind them counts packets that were dropped for the reason it is named after.
 
-use crate::{UplinkCounters, UplinkDrops};
+use crate::{UplinkCounters, UplinkDrops, UplinkToSupervisor};
 
 /// Bytes of the page.
 pub const COUNTERS_PAGE: usize = 4096;
@@ -14,6 +14,42 @@ pub const COUNTERS_ROW: usize = 64;
 pub const COUNTERS_NAME: usize = 56;
 /// Rows of what was carried: packets and bytes to the network, packets and bytes from it, frames that became part of others.
 pub const CARRIED_ROWS: usize = 5;
+
+/// Reasons for drops that are told of one uplink: more than there are.
+const MAX_REASONS: usize = 24;
+/// Queue pairs that are told of one uplink: more than it may have.
+const MAX_QUEUES: usize = 16;
+/// Characters of a text of an uplink's.
+const LONGEST_TEXT: usize = 500;
+
+/// Whether this may be the name of a reason.
+fn is_name(name: &[u8]) -> bool {
+    (1..=COUNTERS_NAME).contains(&name.len()) && name.iter().all(u8::is_ascii_graphic)
+}
+
+/// A text as it may stand in a log and on a terminal.
+fn readable(text: &str) -> String {
+    text.chars().take(LONGEST_TEXT).map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
+impl UplinkToSupervisor {
+    /// The same, as far as it can be what an uplink says: its process may have been taken over, and what it says goes on to control, in one
+    /// message for all uplinks, to the log and to people's terminals.
+    #[must_use]
+    pub fn bounded(mut self) -> Self {
+        match &mut self {
+            Self::Ready(device) => device.mode = readable(&device.mode).chars().take(COUNTERS_NAME).collect(),
+            Self::Failed(why) => *why = readable(why),
+            Self::Pong { counters, .. } => {
+                counters.drops.retain(|drops| is_name(drops.reason.as_bytes()));
+                counters.drops.truncate(MAX_REASONS);
+                counters.queues.truncate(MAX_QUEUES);
+            }
+            Self::Keep | Self::Heard { .. } => {}
+        }
+        self
+    }
+}
 
 impl UplinkCounters {
     /// Takes what the page says. Whoever wrote it is not believed: a row without a proper name is left out.
@@ -29,7 +65,7 @@ impl UplinkCounters {
         self.drops = rows
             .filter_map(|(name, packets)| {
                 let len = name.iter().position(|b| *b == 0).unwrap_or(name.len());
-                let name = name.get(..len).filter(|n| !n.is_empty() && n.iter().all(u8::is_ascii_graphic))?;
+                let name = name.get(..len).filter(|name| is_name(name))?;
                 let reason = String::from_utf8_lossy(name).into_owned();
                 (packets > 0).then_some(UplinkDrops { reason, packets })
             })
@@ -40,6 +76,29 @@ impl UplinkCounters {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::UplinkQueue;
+
+    #[test]
+    fn what_a_taken_over_uplink_says_is_short_and_readable() {
+        let drops = |reason: &str| UplinkDrops { reason: reason.into(), packets: 7 };
+        let many = (0..1000).map(|n| drops(&format!("reason{n}")));
+        let hostile = ["\x1b]0;owned\x07", "two\nlines", "two words", "", &"x".repeat(57)].map(drops);
+        let counters = UplinkCounters {
+            drops: hostile.into_iter().chain(many).collect(),
+            queues: vec![UplinkQueue::default(); 1000],
+            ..UplinkCounters::default()
+        };
+        let UplinkToSupervisor::Pong { number: 3, counters } =
+            (UplinkToSupervisor::Pong { number: 3, counters }).bounded()
+        else {
+            panic!("another message");
+        };
+        assert_eq!((counters.drops.len(), counters.queues.len()), (MAX_REASONS, MAX_QUEUES));
+        assert_eq!(counters.drops[0], drops("reason0"), "what is no name of a reason is left out");
+        let failed = UplinkToSupervisor::Failed("no\x1b[2J\n".to_owned() + &"x".repeat(9000)).bounded();
+        let UplinkToSupervisor::Failed(why) = failed else { panic!("another message") };
+        assert!(why.starts_with("no?[2J?x") && why.len() == LONGEST_TEXT, "{why}");
+    }
 
     #[test]
     fn a_page_says_what_was_carried_and_what_was_dropped() {
