@@ -1,5 +1,6 @@
 //! One packet into one ring: reserve, copy, stage. The payload moves once, whatever has to be done to it on the way.
 
+use crate::burst::Burst;
 use crate::cursor::Cursor;
 use crate::packet::Packet;
 use crate::pass::{HEAD_LEN, Passed, pass, write_vnet};
@@ -11,7 +12,8 @@ use lasthop_frame::{
 };
 use lasthop_guestmem::{GuestMemory, GuestSlice};
 use lasthop_types::{DropReason, MAX_FRAME_LEN, PortCounters};
-use lasthop_virtqueue::{Chain, Chains, PREFETCH, QueueError, ReceiveBuffers, Reserved, StartedQueue};
+use lasthop_virtqueue::{BURST, Chain, Chains, PREFETCH, QueueError, ReceiveBuffers, Reserved, StartedQueue, cost};
+use std::sync::atomic::Ordering::Relaxed;
 
 /// How much is done in one go, with the locks of a sender's and a receiver's ring held, before others get their turn: in bytes
 /// moved, or what takes as long. 64 packets of 4 KiB are less, and so are five of 64 KiB. Some 50 µs.
@@ -28,6 +30,12 @@ pub(crate) const WASTED_WORK: usize = 128;
 const AGAIN_NS: u64 = 1_000;
 /// Not for so few: the next packet is to find a buffer whose translation has come.
 const FEW_WASTED: usize = 64;
+
+/// How long others wait for a sender whose packets wait for buffers, or for its turn. It looks again every 100 µs, or every millisecond where
+/// a limit let it have none, but may not get to run.
+const WAITS_NS: u64 = 5_000_000;
+/// The same if it has more packets, and none that wait: they were dropped, or found buffers. There may be no more of them for this receiver.
+const MORE_NS: u64 = 300_000;
 
 /// Why a packet did not get there.
 #[derive(Debug)]
@@ -62,6 +70,10 @@ pub(crate) struct Target<'a> {
     /// Delivered so far.
     pub(crate) packets: u64,
     pub(crate) bytes: u64,
+    /// Packets that might have waited have found no buffers.
+    pub(crate) is_short: bool,
+    /// Others that wait are to have buffers first.
+    out_of_turn: bool,
     /// What was done, but for packets that took the shortest way.
     work: usize,
     /// What broke the ring.
@@ -132,6 +144,8 @@ impl<'a> Target<'a> {
             counters,
             packets: 0,
             bytes: 0,
+            is_short: false,
+            out_of_turn: false,
             work: 0,
             broken: None,
             reason,
@@ -200,7 +214,7 @@ impl<'a> Target<'a> {
         if self.is_broken() {
             return Err(DropReason::ReceiverBroken.into());
         }
-        if self.is_refused() {
+        if self.is_refused() || self.out_of_turn {
             return Err(Undelivered::NoBuffers);
         }
         if packet.offload == Offload::None && packet.frame_len <= self.any_frame {
@@ -379,6 +393,35 @@ impl<'a> Target<'a> {
             let until_ns = now_ns.saturating_add(taken.wasted() as u64 * AGAIN_NS);
             self.started.shortage.found_nothing(until_ns, taken.asked);
         }
+    }
+
+    /// Looks for no buffers if others that wait are to have them first, or as [`Target::skip_if_nothing`].
+    #[inline]
+    pub(crate) fn begin(&mut self, burst: &Burst<'_, '_>) {
+        self.out_of_turn = !self.started.shortage.shares.has_turn(burst.port.id, burst.now_ns);
+        if self.out_of_turn {
+            self.buffers.give_up(false);
+        } else {
+            self.skip_if_nothing(burst.now_ns);
+        }
+    }
+
+    /// Notes what the sender has got while it or others found too few buffers, and as [`Target::note_nothing`]. Its packets may `wait`.
+    #[inline]
+    pub(crate) fn end(&mut self, burst: &Burst<'_, '_>, waits: bool) {
+        self.note_nothing(burst.now_ns);
+        if self.is_short || self.started.shortage.shares.are_counted(burst.now_ns) {
+            self.note_share(burst, waits && self.is_short);
+        }
+    }
+
+    #[cold]
+    fn note_share(&mut self, burst: &Burst<'_, '_>, waits: bool) {
+        let more = self.is_short || burst.chains.list.len() >= BURST || burst.chains.is_full();
+        let for_ns = if waits { WAITS_NS } else { MORE_NS * u64::from(more) };
+        let (until_ns, weight) = (burst.now_ns.saturating_add(for_ns), burst.port.weight.load(Relaxed));
+        let cost = cost(self.packets, self.bytes, weight);
+        self.started.shortage.shares.took(burst.port.id, cost, until_ns, waits, burst.now_ns);
     }
 
     /// The receiver has been found without buffers: whether it takes packets too slowly to be waited for.

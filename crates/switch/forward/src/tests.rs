@@ -24,6 +24,7 @@ mod once;
 mod rates;
 mod restart;
 mod runs;
+mod shares;
 mod translations;
 mod wasted;
 mod work;

@@ -115,7 +115,7 @@ fn fill(
     burst: &Burst<'_, '_>,
     passes_on: bool,
 ) -> Passed {
-    target.skip_if_nothing(burst.now_ns);
+    target.begin(burst);
     target.stock();
     let mut waits = plan.is_waited_for(destination.port, destination.queue);
     let mut left = destination.packets;
@@ -141,7 +141,7 @@ fn fill(
         plan.done |= plan.repeat.note(passed);
     }
     plan.wasted_work += target.wasted_work();
-    target.note_nothing(burst.now_ns);
+    target.end(burst, waits);
     passed
 }
 
@@ -172,6 +172,7 @@ fn deliver_or_wait(
     if let Err(Undelivered::NoBuffers) = result
         && may_wait
     {
+        target.is_short = true;
         if waits_its_turn(target, plan) {
             return false;
         }

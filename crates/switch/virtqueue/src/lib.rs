@@ -15,6 +15,7 @@ mod queue;
 mod receive_buffers;
 mod ring;
 mod setup;
+mod shares;
 mod split;
 
 pub use chain::{BURST, Chain, Chains, MAX_CHAINS, MAX_PIECES, PREFETCH, Pieces};
@@ -25,6 +26,7 @@ pub use queue::{Queue, QueueGuard, QueueStatus, StartedQueue};
 pub use receive_buffers::{ReceiveBuffers, Reserved};
 pub use ring::Ring;
 pub use setup::{QueueSetup, feature};
+pub use shares::{AHEAD, Shares, cost};
 
 /// The set of the `n`th of a burst's packets alone. A burst has as many as a word has bits, so sets of them are words.
 #[inline]

@@ -17,7 +17,7 @@
 //! The other is since when each of its packets waits. Fewer than a window block nobody; but chains are completed in order, so what
 //! was done behind them is not given back to the driver. The first that waits too long ends the patience of its sender too.
 
-use crate::{BURST, bit};
+use crate::{BURST, Shares, bit};
 use lasthop_types::PortId;
 
 /// What a receiver that is short of buffers has to take within the patience, to be waited for: packets, and KiB beside.
@@ -60,6 +60,8 @@ pub struct Shortage {
     slow: bool,
     /// Until when its chains are not walked, which held nothing, and whether the next one waits for a translation.
     in_vain: Option<(u64, bool)>,
+    /// What its senders have got of it meanwhile.
+    pub shares: Shares,
 }
 
 impl Shortage {

@@ -1,13 +1,7 @@
 //! Turns of the rings that one thread looks after, in bytes and by weight: the self-virtualized NIC's scheduling of virtual interfaces
 //! (Raj, Schwan, §2.2, which has round robin), by start-time fair queueing (Goyal, Vin, Cheng 1996).
 
-use lasthop_types::DEFAULT_WEIGHT;
-
-/// How far a ring may be ahead of the one that is behind all others, in bytes at the default weight: four bursts of the shortest frames, so that
-/// those of equals go round after round.
-const AHEAD: u64 = 16 << 10;
-/// What a packet counts at least.
-const LEAST_BYTES: u64 = 64;
+use lasthop_virtqueue::{AHEAD, cost};
 
 /// Of one thread. What is counted is bytes sent, divided by weight. Among rings that always have packets those counts differ by [`AHEAD`] and
 /// what a burst may hold, however long it goes on.
@@ -61,8 +55,8 @@ impl Turns {
     #[inline]
     pub fn took(&mut self, turn: &mut Turn, moved: Moved, rings: usize) {
         let Moved { packets, bytes, weight } = moved;
-        let counted = bytes.max(packets as u64 * LEAST_BYTES) * rings as u64 * u64::from(DEFAULT_WEIGHT);
-        turn.0 = turn.0.max(self.now).saturating_add(counted.div_ceil(u64::from(weight.max(1))));
+        let counted = cost(packets as u64, bytes, weight) * rings as u64;
+        turn.0 = turn.0.max(self.now).saturating_add(counted);
         self.goes_on(turn);
     }
 

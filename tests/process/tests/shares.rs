@@ -1,0 +1,109 @@
+//! A receiver that is slower than its senders, a guest or a network, is theirs by their weights.
+
+use lasthop_frame::VnetHdr;
+use lasthop_tests_process::{Guest, Lasthop, Netns, Options, PATIENCE, Port, mac, number_of, numbered, scratch};
+use lasthop_text::MacAddr;
+use std::time::{Duration, Instant};
+
+/// Packets wait for seconds: so no sender loses what it has in its ring, however slow the machine makes a receiver.
+const WAIT: [&str; 2] = ["--congestion", "1000"];
+/// How often it is tried: a sender whose thread does not get to run for long loses its share of that time.
+const ROUNDS: usize = 8;
+
+/// Two senders that always have frames for one receiver.
+struct Rivals {
+    lasthop: Lasthop,
+    senders: [Guest; 2],
+    dir: tempfile::TempDir,
+}
+
+impl Rivals {
+    /// With ports `a`, `b` and `sink`.
+    fn new(netns: Option<&Netns>, arguments: &[&str]) -> Self {
+        let dir = scratch();
+        let ports = ["a", "b", "sink"].map(|name| Port::listen(name, dir.path()));
+        let lasthop = Lasthop::start_in(netns, &ports, &[&WAIT, arguments].concat());
+        let options = Options::net(|n| n.size = 1024);
+        let senders = [0, 1].map(|n| Guest::connect(&ports[n].socket, mac(n as u8 + 1), options));
+        Self { lasthop, senders, dir }
+    }
+
+    /// Both have frames of so many bytes in their rings, until `sink` has taken `most` bytes: 16 frames, and a `pause`.
+    fn play(&mut self, sink: &mut Guest, most: usize, pause: Duration, lens: [usize; 2]) {
+        let (mut came, end) = (0, Instant::now() + PATIENCE);
+        let frames = [0, 1].map(|n| numbered(self.senders[n].mac, sink.mac, 10, lens[n]));
+        while came < most {
+            assert!(Instant::now() < end, "{came} of {most} bytes came");
+            for (sender, frame) in self.senders.iter_mut().zip(&frames) {
+                while sender.try_send(VnetHdr::default(), frame) {}
+            }
+            let taken: Vec<_> = std::iter::from_fn(|| sink.try_recv()).take(16).collect();
+            assert!(taken.iter().all(|(_, frame)| number_of(frame) == Some(10)));
+            came += taken.iter().map(|(_, frame)| frame.len()).sum::<usize>();
+            std::thread::sleep(pause);
+        }
+    }
+
+    /// What the switch has taken from both, in bytes.
+    fn sent(&self) -> [u64; 2] {
+        ["a", "b"].map(|port| self.lasthop.port(port)["from_guest"]["bytes"].as_u64().expect("a count"))
+    }
+
+    fn check(&mut self, sink: &mut Guest, most: usize, pause: Duration) {
+        for (weights, lens) in [([300, 100], [1000, 1000]), ([100, 100], [1400, 700]), ([100, 400], [1000, 1000])] {
+            for (port, weight) in ["a", "b"].into_iter().zip(weights) {
+                self.lasthop.command(&["port", "set", port, "--weight", &weight.to_string()]);
+            }
+            let fair = f64::from(weights[0]) / f64::from(weights[0] + weights[1]);
+            let mut shares = Vec::new();
+            while shares.last().is_none_or(|share: &f64| (share / fair - 1.0).abs() > 0.1) {
+                assert!(shares.len() < ROUNDS, "weights {weights:?}, bytes {lens:?}: {shares:.3?} of all, not {fair}");
+                self.play(sink, most / 4, pause, lens);
+                let before = self.sent();
+                self.play(sink, most, pause, lens);
+                let now = self.sent();
+                let [a, b] = [0, 1].map(|n| (now[n] - before[n]) as f64);
+                shares.push(a / (a + b));
+            }
+        }
+    }
+}
+
+/// A guest with a small ring.
+#[test]
+fn senders_of_a_slow_guest_get_shares_by_their_weights() {
+    for arguments in [&["--helpers", "none"][..], &[]] {
+        let mut rivals = Rivals::new(None, arguments);
+        let socket = rivals.dir.path().join("sink.sock");
+        let mut sink = Guest::connect(&socket, mac(3), Options::net(|n| n.size = 64));
+        let [a, b] = &mut rivals.senders;
+        a.greet(&mut sink, 1);
+        b.greet(&mut sink, 2);
+        rivals.check(&mut sink, 1_000_000, Duration::from_millis(1));
+        rivals.lasthop.check_sums();
+    }
+}
+
+/// A network that takes 100 Mbit/s, behind an uplink.
+#[test]
+fn senders_to_a_slow_network_get_shares_by_their_weights() {
+    let netns = Netns::new();
+    netns.ip("link add v0 type veth peer name v1");
+    netns.ip("link set v0 up");
+    netns.ip("link set v1 up");
+    netns.shell("tc qdisc add dev v0 root tbf rate 100mbit burst 10kb limit 4mb");
+    let dir = scratch();
+    let port = Port::listen("outside", dir.path());
+    let arguments = [&WAIT[..], &["--uplink", "net=v1,af_packet"]].concat();
+    let outside = Lasthop::start_in(Some(&netns), std::slice::from_ref(&port), &arguments);
+    let mut rivals = Rivals::new(Some(&netns), &["--uplink", "net=v0,af_packet,queues=1"]);
+    for lasthop in [&outside, &rivals.lasthop] {
+        lasthop.wait_for_state("net", "up");
+    }
+    let address = MacAddr([2, 0, 0, 0, 0, 9]);
+    let mut sink = Guest::connect(&port.socket, address, Options::net(|n| n.size = 1024));
+    for (n, sender) in (1..).zip(&mut rivals.senders) {
+        sender.greet_when_back(&mut sink, 100 * n);
+    }
+    rivals.check(&mut sink, 8_000_000, Duration::from_micros(50));
+}
