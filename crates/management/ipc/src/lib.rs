@@ -107,15 +107,6 @@ pub enum SupervisorToControl {
     },
     /// All mirrors; before `Ports`, and after every change.
     Mirrors(Vec<MirrorConfig>),
-    /// Which lines of the log are written. First of all, if control was told something before, and as the answer to `LogLevel`.
-    LogLevel {
-        /// The request's number, if it is an answer.
-        request: Option<u64>,
-        /// What the supervisor writes: a level, or what `RUST_LOG` says.
-        run: String,
-        /// What control is to write, as it was told; `None`: what it does.
-        control: Option<String>,
-    },
     /// Answer to `MirrorAdd` and `MirrorDel`: an error says what is wrong and what to do.
     MirrorReply {
         /// The request's number.
@@ -141,6 +132,15 @@ pub enum SupervisorToControl {
     },
     /// The socket of Open vSwitch's programs, which travels with this message, in place of the one that `lasthop-ovs` has.
     OvsSocket,
+    /// Which lines of the log are written. First of all, if control was told something before, and as the answer to `LogLevel`.
+    LogLevel {
+        /// The request's number, if it is an answer.
+        request: Option<u64>,
+        /// What the supervisor writes: a level, or what `RUST_LOG` says.
+        run: String,
+        /// What control is to write, as it was told; `None`: what it does.
+        control: Option<String>,
+    },
 }
 
 /// Another switch has taken over.
@@ -435,15 +435,6 @@ pub enum ControlToSupervisor {
         /// Its name.
         name: String,
     },
-    /// Write lines of the log from these levels on. What is not named stays as it is.
-    LogLevel {
-        /// Echoed in the reply.
-        request: u64,
-        /// The supervisor, and through it the switch.
-        run: Option<String>,
-        /// Control, also the next one.
-        control: Option<String>,
-    },
     /// Have another switch take over.
     Upgrade {
         /// Echoed in the reply.
@@ -461,5 +452,14 @@ pub enum ControlToSupervisor {
         name: String,
         /// What it is to be called.
         to: String,
+    },
+    /// Write lines of the log from these levels on. What is not named stays as it is.
+    LogLevel {
+        /// Echoed in the reply.
+        request: u64,
+        /// The supervisor, and through it the switch.
+        run: Option<String>,
+        /// Control, also the next one.
+        control: Option<String>,
     },
 }
