@@ -52,7 +52,7 @@ pub fn run(programs: Option<&Path>) -> Result<(), String> {
     Ok(())
 }
 
-fn build() -> Result<PathBuf, String> {
+pub fn build() -> Result<PathBuf, String> {
     let packages = ["lasthop"].iter().chain(&LIBEXEC).chain([&LIBRARY.1]);
     let arguments: Vec<&str> =
         ["build", "--release"].into_iter().chain(packages.flat_map(|package| ["--package", package])).collect();
@@ -61,7 +61,7 @@ fn build() -> Result<PathBuf, String> {
 }
 
 /// All files but dpkg's own.
-fn stage(programs: &Path, tree: &Path) -> Result<(), String> {
+pub fn stage(programs: &Path, tree: &Path) -> Result<(), String> {
     let packaging = root().join("packaging");
     put(&programs.join("lasthop"), &tree.join("usr/bin/lasthop"), 0o755)?;
     for program in LIBEXEC {
@@ -80,6 +80,7 @@ fn stage(programs: &Path, tree: &Path) -> Result<(), String> {
         put(&root().join("docs").join(page), &docs.join(page), 0o644)?;
     }
     put(&packaging.join("libvirt/lasthop"), &docs.join("libvirt-hook"), 0o755)?;
+    put(&packaging.join("proxmox/lasthop"), &docs.join("proxmox-hook"), 0o755)?;
     let man = tree.join("usr/share/man/man1");
     fs::create_dir_all(&man).map_err(|e| format!("{}: {e}", man.display()))?;
     ask(programs, &["man", &man.display().to_string()])?;

@@ -1,4 +1,4 @@
-//! Chores of the repository: `cargo xtask walls`, `counts`, `deb` and `test`.
+//! Chores of the repository: `cargo xtask walls`, `counts`, `deb`, `rpm` and `test`.
 
 mod aarch64;
 mod counts;
@@ -7,6 +7,7 @@ mod deb;
 mod lines;
 mod links;
 mod prescribed;
+mod rpm;
 mod sizes;
 mod suite;
 mod walls;
@@ -40,6 +41,12 @@ enum Chore {
         #[arg(long, value_name = "DIR")]
         programs: Option<PathBuf>,
     },
+    /// Build a package for distributions with rpm, in target/rpm
+    Rpm {
+        /// Where programs are that were built already
+        #[arg(long, value_name = "DIR")]
+        programs: Option<PathBuf>,
+    },
     /// Run all tests and close with one line that adds them up
     Test {
         /// Only the tests that need neither root nor virtual machines
@@ -60,6 +67,7 @@ fn main() -> ExitCode {
         Chore::Walls => check_walls(),
         Chore::Counts { update } => counts::run(update),
         Chore::Deb { programs } => deb::run(programs.as_deref()),
+        Chore::Rpm { programs } => rpm::run(programs.as_deref()),
         Chore::Test { quick, long, summary } => suite::run(quick, long, summary.as_deref()),
     };
     match outcome {

@@ -1,4 +1,4 @@
-//! The Debian package, in a copy of this host's files that goes with the test: installed, its service started by the unit's own line, purged.
+//! The packages, in a copy of this host's files that goes with the test: installed, the service started by the unit's own line, removed.
 
 use lasthop_tests_process::{binary, scratch};
 use std::collections::BTreeSet;
@@ -75,11 +75,11 @@ impl Drop for Copy {
     }
 }
 
-/// The package of the programs under test.
-fn package() -> PathBuf {
+/// The package of the programs under test, as this chore (`deb` or `rpm`) makes it.
+fn package(kind: &str) -> PathBuf {
     let programs = binary("lasthop").parent().unwrap().to_owned();
     let output = Command::new("cargo")
-        .args(["xtask", "deb", "--programs"])
+        .args(["xtask", kind, "--programs"])
         .arg(programs)
         .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
         .output()
@@ -91,7 +91,7 @@ fn package() -> PathBuf {
 #[test]
 #[ignore = "installs a package in a copy of this host: cargo xtask test --long"]
 fn what_is_installed_runs_and_a_purge_leaves_nothing() {
-    let (copy, package) = (Copy::new(), package());
+    let (copy, package) = (Copy::new(), package("deb"));
     let installed = copy.dir.path().join("space/upper/lasthop.deb");
     std::fs::copy(package, &installed).unwrap();
     copy.run("dpkg --install /lasthop.deb; rm /lasthop.deb");
@@ -104,15 +104,17 @@ fn what_is_installed_runs_and_a_purge_leaves_nothing() {
         "usr/share/man/man1/lasthop-port-set.1",
         "usr/share/bash-completion/completions/lasthop",
         "usr/share/doc/lasthop/libvirt-hook",
+        "usr/share/doc/lasthop/proxmox-hook",
+        "usr/lib/systemd/system/lasthop-history.service",
         "etc/apparmor.d/lasthop",
         "etc/lasthop.toml",
     ] {
         assert!(there.contains(Path::new(file)), "{file} is not in {there:?}");
     }
     let said = copy.run(
-        "systemd-analyze verify --man=no lasthop.service lasthop-metrics.service; getent group lasthop; lasthop --version; \
+        "systemd-analyze verify --man=no lasthop.service lasthop-metrics.service lasthop-history.service; getent group lasthop; lasthop --version; \
          bash -c 'source /usr/share/bash-completion/completions/lasthop; complete -p lasthop'; \
-         systemctl is-enabled lasthop; systemctl is-enabled lasthop-metrics || true",
+         systemctl is-enabled lasthop; systemctl is-enabled lasthop-metrics lasthop-history || true",
     );
     let lines: Vec<&str> = said.lines().collect();
     assert!(lines.iter().any(|line| line.starts_with("lasthop:x:")), "{said}");
@@ -124,6 +126,38 @@ fn what_is_installed_runs_and_a_purge_leaves_nothing() {
     copy.run("dpkg --purge lasthop; ! getent group lasthop");
     let left = copy.changed();
     assert!(left.is_empty(), "a purge leaves {left:?}");
+}
+
+/// With Debian's rpm, whose database knows none of the packages that it asks for.
+#[test]
+#[ignore = "installs a package in a copy of this host: cargo xtask test --long"]
+fn an_rpm_is_what_rpm_takes_it_for_and_runs() {
+    let (copy, package) = (Copy::new(), package("rpm"));
+    std::fs::copy(package, copy.dir.path().join("space/upper/lasthop.rpm")).unwrap();
+    let said = copy.run(
+        "rpm --checksig --verbose /lasthop.rpm; rpm --query --package --list --verbose /lasthop.rpm; \
+         rpm --query --package --requires --configfiles --licensefiles --scripts /lasthop.rpm",
+    );
+    assert!(said.contains("Payload SHA256 digest: OK") && !said.contains("NOKEY") && !said.contains("BAD"), "{said}");
+    for part in [
+        "-rwxr-xr-x    1 root     root",
+        "/usr/libexec/lasthop/lasthop-switch\n",
+        "/usr/share/zsh/site-functions/_lasthop\n",
+        "/usr/share/licenses/lasthop/LICENSE\n",
+        "/usr/share/doc/lasthop/proxmox-hook\n",
+        "/etc/lasthop.toml\n",
+        "libc.so.6(GLIBC_2.",
+        "postinstall scriptlet (using /bin/sh):\nsystemd-sysusers lasthop.conf",
+    ] {
+        assert!(said.contains(part), "{part} is not in {said}");
+    }
+    assert!(!said.contains("apparmor"), "{said}");
+    copy.run("rpm --initdb; rpm --install --nodeps /lasthop.rpm; rpm --verify --nodeps lasthop; getent group lasthop");
+    it_runs(&copy);
+    // What an administrator wrote stays.
+    copy.run("echo '# mine' >> /etc/lasthop.toml; rpm --erase lasthop; grep mine /etc/lasthop.toml.rpmsave; rm /etc/lasthop.toml.rpmsave");
+    let left: Vec<_> = copy.changed().into_iter().filter(|path| path.starts_with("usr")).collect();
+    assert!(left.is_empty(), "{left:?}");
 }
 
 /// Starts the service as its unit does, uses it, and ends it.
