@@ -6,7 +6,7 @@ mod outside;
 
 use lasthop_frame::VnetHdr;
 use lasthop_tests_process::{
-    Guest, Lasthop, Options, PATIENCE, Plug, Port, binary, mac, number_of, numbered, proc, scratch, wait_for,
+    Guest, Lasthop, Options, PATIENCE, Plug, Port, binary, mac, number_of, numbered, proc, raw, scratch, wait_for,
 };
 use lasthop_vhostuser::ProtocolFeatures;
 use lasthop_virtqueue::driver::NetDriver;
@@ -271,6 +271,11 @@ fn ports_without_rings_go_over_as_well() {
     a.greet_when_back(&mut d, 3);
     upgraded(&lasthop, &dir.path().join("new"));
     d.greet_when_back(&mut c, 4);
+    // A ring that breaks now is told of where the front-end has said before.
+    let available = a.net.queues()[1].layout.driver + 2;
+    raw::poke(a.net.memory(), available, &0x8000u16.to_le_bytes());
+    a.net.queues()[1].kick.signal();
+    wait_for("the front-end to hear that its ring broke", PATIENCE, || a.errors[1].drain());
 }
 
 /// Each says what is wrong, and the switch before goes on: nothing is lost.

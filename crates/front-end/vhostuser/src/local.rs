@@ -5,7 +5,7 @@ use crate::session::Session;
 use crate::switch::{Lost, Switch};
 use lasthop_connection::{Answer, Ask, Event, Rings};
 use lasthop_guestmem::{GuestMemory, MemoryLimits};
-use lasthop_sys::Foreign;
+use lasthop_sys::{Aside, Foreign};
 use lasthop_virtqueue::Queue;
 use std::sync::Arc;
 use std::time::Instant;
@@ -21,6 +21,12 @@ pub struct Local {
 }
 
 impl Local {
+    /// A switch with these queues.
+    pub(crate) fn new(queues: Arc<[Arc<Queue>]>, aside: &Arc<Aside>) -> Self {
+        let rings = Rings::new(queues.clone(), aside.clone(), MemoryLimits::default(), &Arc::default());
+        Self { rings, events: Vec::new(), queues, refuses_translation: false }
+    }
+
     pub(crate) fn queues(&self) -> &[Arc<Queue>] {
         &self.queues
     }
@@ -48,9 +54,8 @@ impl Session<Local> {
     /// A session over these queues.
     pub fn local(socket: impl Into<Foreign>, queues: Arc<[Arc<Queue>]>, now: Instant) -> Self {
         let socket = socket.into();
-        let (aside, rings) = (socket.aside().clone(), queues.len());
-        let switch = Rings::new(queues.clone(), aside, MemoryLimits::default(), &Arc::default());
-        Self::new(socket, Local { rings: switch, events: Vec::new(), queues, refuses_translation: false }, rings, now)
+        let (rings, switch) = (queues.len(), Local::new(queues, socket.aside()));
+        Self::new(socket, switch, rings, now)
     }
 
     /// [`Session::ready`], and what the switch's part has to act on.

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
+mod handover;
 mod hostile;
 mod log;
 mod resting;

@@ -1,0 +1,111 @@
+//! The way to another switch: what each of the two has after every step, there and back.
+
+use super::*;
+use crate::message::LogDesc;
+use lasthop_sys::Aside;
+
+const ALL: Features = Features::VERSION_1.union(Features::PROTOCOL_FEATURES).union(Features::LOG_ALL);
+
+/// A session with two rings that run, both logged, and another switch.
+fn rig() -> (Rig, [EventFd; 2], Arc<[Arc<Queue>]>) {
+    let mut rig = Rig::negotiated(ALL);
+    let call = [EventFd::new().unwrap(), EventFd::new().unwrap()];
+    let log = memfd(4096);
+    rig.drive(|front, _| {
+        let body = LogDesc { size: 64, offset: 0 };
+        front.send(Request::SetLogBase as u32, flag::VERSION, body.as_bytes(), &[log.as_fd()]).unwrap();
+        front.receive::<u64>(Request::SetLogBase).unwrap();
+        for ring in 0..2 {
+            let at = USER + 0x4000 * u64::from(ring);
+            front.set_size(ring, 256).unwrap();
+            front.set_base(ring, 0).unwrap();
+            front.set_addr(ring, at, at + 0x1000, at + 0x2000).unwrap();
+            front.set_call(ring, Some(call[ring as usize].as_fd())).unwrap();
+            front.set_kick(ring, None).unwrap();
+            front.enable(ring, true).unwrap();
+        }
+    });
+    let other: Arc<[_]> = (0..32).map(|i| Arc::new(Queue::new(i))).collect();
+    assert_eq!(runs(&rig.queues), [true, true]);
+    (rig, call, other)
+}
+
+/// Which of the first two rings packets may pass.
+fn runs(queues: &[Arc<Queue>]) -> [bool; 2] {
+    [0, 1].map(|i: usize| queues[i].is_ready())
+}
+
+impl Rig {
+    fn prepare(&mut self, other: &Arc<[Arc<Queue>]>) {
+        self.session.prepare(Local::new(other.clone(), &Aside::new("test"))).unwrap();
+        assert!(self.session.is_going_over());
+    }
+}
+
+#[test]
+fn rings_go_over_a_direction_at_a_time() {
+    let (mut rig, call, other) = rig();
+    rig.prepare(&other);
+    assert_eq!((runs(&rig.queues), runs(&other)), ([true, true], [false, false]));
+    rig.session.hold().unwrap();
+    assert_eq!((runs(&rig.queues), runs(&other)), ([true, false], [false, false]));
+    rig.session.cross().unwrap();
+    assert_eq!((runs(&rig.queues), runs(&other)), ([false, false], [true, false]));
+    assert!(rig.session.go_on().unwrap().is_some());
+    assert_eq!((runs(&rig.queues), runs(&other)), ([false, false], [true, true]));
+    rig.session.leave().unwrap();
+    assert!(!rig.session.is_going_over());
+    for i in [0, 1] {
+        assert!(other[i].lock().started().unwrap().memory.is_logged(), "ring {i}: what is written is not logged");
+        call[i].drain();
+        other[i].lock().call();
+        assert!(call[i].drain(), "ring {i}: its guest is not interrupted");
+    }
+    // The front-end speaks with the new one.
+    assert_eq!(rig.drive(|front, _| front.stop(1).unwrap()), 0);
+    assert_eq!(runs(&other), [true, false]);
+}
+
+#[test]
+fn whatever_has_been_done_can_be_undone() {
+    for steps in 0..=3 {
+        let (mut rig, _call, other) = rig();
+        rig.prepare(&other);
+        let step: [fn(&mut Session<Local>); 3] =
+            [|s| s.hold().unwrap(), |s| s.cross().unwrap(), |s| drop(s.go_on().unwrap())];
+        step.iter().take(steps).for_each(|step| step(&mut rig.session));
+        rig.session.stay().unwrap();
+        assert_eq!((runs(&rig.queues), runs(&other)), ([true, true], [false, false]), "after {steps} steps");
+        assert!(!rig.session.is_going_over());
+        // Once more, and this time for good.
+        rig.prepare(&other);
+        step.iter().for_each(|step| step(&mut rig.session));
+        rig.session.leave().unwrap();
+        assert_eq!((runs(&rig.queues), runs(&other)), ([false, false], [true, true]));
+    }
+}
+
+/// A ring that its guest broke stays so, and is not started anew where it once began.
+#[test]
+fn a_broken_ring_is_not_mended_by_it() {
+    let (mut rig, _call, other) = rig();
+    rig.queues[1].lock().fail(QueueError::MemoryFault);
+    rig.prepare(&other);
+    rig.session.hold().unwrap();
+    rig.session.cross().unwrap();
+    rig.session.go_on().unwrap();
+    rig.session.leave().unwrap();
+    assert_eq!(runs(&other), [true, false]);
+}
+
+/// Memory that cannot be mapped there: the port stays where it is.
+#[test]
+fn a_switch_that_refuses_memory_gets_no_port() {
+    let (mut rig, _call, other) = rig();
+    // Its file has become too short.
+    ftruncate(&rig.ram, 4096).unwrap();
+    let why = rig.session.prepare(Local::new(other.clone(), &Aside::new("test"))).unwrap_err();
+    assert!(why.starts_with("the new switch does not take it: "), "{why}");
+    assert!(!rig.session.is_going_over());
+    assert_eq!((runs(&rig.queues), runs(&other)), ([true, true], [false, false]));
+}
