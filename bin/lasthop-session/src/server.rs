@@ -4,9 +4,9 @@ use crate::arguments::Arguments;
 use crate::switch::Remote;
 use lasthop_connection::Ask;
 use lasthop_ipc::{Channel, ChannelError};
-use lasthop_session_ipc::{SessionToSupervisor, Step, SupervisorToSession};
+use lasthop_session_ipc::{Bounds, SessionToSupervisor, Step, SupervisorToSession};
 use lasthop_sys::{Aside, Beat, Epoll, Foreign, Trigger};
-use lasthop_vhostuser::{GRANTS, Session, SessionError, Switch};
+use lasthop_vhostuser::{GRANTS, MAX_RING, Session, SessionError, Switch};
 use std::error::Error;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
@@ -33,7 +33,7 @@ pub struct Server {
     next: Option<OwnedFd>,
     session: Option<Session<Remote>>,
     /// How many ranges of I/O addresses are remembered.
-    grants: usize,
+    bounds: Bounds,
     /// Whether the supervisor was told that addresses are translated.
     translates: bool,
 }
@@ -44,7 +44,16 @@ impl Server {
         let epoll = Epoll::new()?;
         epoll.add(&supervisor, SUPERVISOR, Trigger::Level)?;
         let (beat, aside) = (Rc::new(Beat::new()), Aside::new(&port));
-        Ok(Self { epoll, supervisor, beat, aside, next: None, session: None, grants: GRANTS, translates: false })
+        Ok(Self {
+            epoll,
+            supervisor,
+            beat,
+            aside,
+            next: None,
+            session: None,
+            bounds: Bounds::default(),
+            translates: false,
+        })
     }
 
     /// Serves until the supervisor is gone.
@@ -80,7 +89,7 @@ impl Server {
         loop {
             match self.supervisor.recv() {
                 Ok((SupervisorToSession::Switch, channel)) => self.next = channel,
-                Ok((SupervisorToSession::Grants(grants), _)) => self.set_grants(grants),
+                Ok((SupervisorToSession::Bounds(bounds), _)) => self.set_bounds(bounds),
                 Ok((SupervisorToSession::Move(step), channel)) => {
                     let done = self.go_over(step, channel);
                     self.supervisor.send(&SessionToSupervisor::Moved(step, done), None)?;
@@ -108,7 +117,7 @@ impl Server {
         }
         let rings = 2 * lasthop_types::MAX_QUEUE_PAIRS;
         let mut session = Session::new(Foreign::new(socket, &self.aside), switch, rings, Instant::now());
-        session.set_grants(self.grants);
+        bound(&mut session, self.bounds);
         match self.watch(&session) {
             Ok(()) => self.session = Some(session),
             Err(error) => session.end(&SessionError::Io(error)),
@@ -152,11 +161,9 @@ impl Server {
         Ok(())
     }
 
-    fn set_grants(&mut self, grants: Option<u32>) {
-        self.grants = grants.map_or(GRANTS, |grants| grants as usize);
-        if let Some(session) = &mut self.session {
-            session.set_grants(self.grants);
-        }
+    fn set_bounds(&mut self, bounds: Bounds) {
+        self.bounds = bounds;
+        self.session.iter_mut().for_each(|session| bound(session, bounds));
     }
 
     /// The session, unless it is on its way to another switch: what had been reported before is heard when it is there.
@@ -245,4 +252,9 @@ impl Server {
         }
         let _ = self.epoll.delete(session.switch());
     }
+}
+
+fn bound(session: &mut Session<Remote>, bounds: Bounds) {
+    session.set_grants(bounds.grants.map_or(GRANTS, |grants| grants as usize));
+    session.set_max_ring(bounds.max_ring.unwrap_or(MAX_RING));
 }

@@ -53,7 +53,10 @@ pub struct SettingsArgs {
     /// has mapped; the one that was not used for longest goes first, and is asked for again
     #[arg(long, value_name = "N")]
     grants: Option<String>,
-    /// Its share of a thread that moves packets of several ports, in bytes, beside theirs: 1 to 1000 (100)
+    /// Most entries of a ring of its guest that is set up from now on (32768): how much waits at the port
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    max_ring: Option<String>,
+    /// Its share of a thread that moves packets of several ports, and of a receiver that takes less than several send, in bytes: 1 to 1000 (100)
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     weight: Option<String>,
     /// Microseconds and packets for which its guest need not kick while it sends a stream; "off": it kicks for each; "none": as
@@ -119,6 +122,7 @@ impl SettingsArgs {
             ("connections", &self.connections),
             ("nat-ports", &self.nat_ports),
             ("grants", &self.grants),
+            ("max-ring", &self.max_ring),
             ("weight", &self.weight),
             ("tx-batch", &self.tx_batch),
             ("rx-batch", &self.rx_batch),

@@ -1,9 +1,10 @@
 //! What ports are told to do (`lasthop port set`): packets in, packets out, while the switch lives and after parts of it have died.
 
 use lasthop_tests_process::{
-    Guest, Lasthop, Netns, Options, PATIENCE, Port, mac, number_of, numbered, scratch, wait_for,
+    Guest, Lasthop, Netns, Options, PATIENCE, Port, connect, mac, number_of, numbered, scratch, wait_for,
 };
 use lasthop_text::MacAddr;
+use lasthop_vhostuser::{Features, ProtocolFeatures};
 use std::path::Path;
 
 /// A frame with a tag of this VLAN in front of what it was; 0: as it was.
@@ -252,4 +253,38 @@ fn what_is_wrong_with_settings_is_said_and_nothing_changes() {
         assert!(!out.status.success() && said.contains(part), "{words:?}: {said}");
     }
     assert_eq!(lasthop.port("a")["settings"], serde_json::json!([{"name": "vlan", "value": "10"}]));
+}
+
+/// A port's rings are no longer than it is told: who wants longer ones hears why, and so does whoever looks at the port.
+#[test]
+fn rings_are_no_longer_than_the_port_is_told() {
+    let dir = scratch();
+    let ports = ["a", "b"].map(|name| Port::listen(name, dir.path()));
+    let lasthop = Lasthop::start_with(&ports, &[]);
+    let sized = |size| Options::net(|n| n.size = size);
+    let mut b = Guest::connect(&ports[1].socket, mac(2), sized(512));
+    lasthop.command(&["port", "set", "a", "--max-ring", "256"]);
+    lasthop.command(&["port", "set", "b", "--max-ring", "64"]);
+    // The second is there already, and keeps its rings. A front-end that comes with longer ones is refused.
+    let wants = |size: u32| {
+        let mut front = connect(&ports[0].socket);
+        front.set_owner().unwrap();
+        let protocol = front.protocol_features().unwrap();
+        front.set_protocol_features(protocol & ProtocolFeatures::REPLY_ACK).unwrap();
+        front.set_features(Features::VERSION_1 | Features::PROTOCOL_FEATURES).unwrap();
+        front.set_size(0, size).is_ok()
+    };
+    assert!(!wants(512));
+    let error = lasthop.port("a")["last_error"].as_str().unwrap_or_default().to_owned();
+    assert!(error.contains("512 entries") && error.contains("256 (max-ring)"), "{error}");
+    let mut a = Guest::connect(&ports[0].socket, mac(1), sized(256));
+    a.greet(&mut b, 1);
+    assert_eq!(lasthop.port("a")["settings"][0]["name"], "max-ring");
+    drop(a);
+    // It goes when it is taken back, and not before.
+    assert!(!wants(512));
+    lasthop.command(&["port", "set", "a", "--max-ring", "none"]);
+    let mut a = Guest::connect(&ports[0].socket, mac(1), sized(1024));
+    a.greet(&mut b, 2);
+    lasthop.check_sums();
 }

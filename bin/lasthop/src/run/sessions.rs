@@ -4,7 +4,7 @@
 use super::child::{Child, Ended};
 use super::supervisor::Supervisor;
 use lasthop_ipc::Channel;
-use lasthop_session_ipc::{SessionToSupervisor, Step, SupervisorToSession};
+use lasthop_session_ipc::{Bounds, SessionToSupervisor, Step, SupervisorToSession};
 use lasthop_sys::{Aside, Epoll};
 use lasthop_types::PortId;
 use std::collections::BTreeMap;
@@ -45,8 +45,8 @@ pub struct Sessions {
     program: PathBuf,
     watchdog: Option<Duration>,
     all: BTreeMap<u32, Session>,
-    /// Ports whose guests may have another number of ranges remembered.
-    grants: BTreeMap<u32, u32>,
+    /// Ports whose front-ends may have more, or less, than without settings.
+    bounds: BTreeMap<u32, Bounds>,
     /// Front-ends wait, for another switch takes over.
     waits: bool,
 }
@@ -54,7 +54,7 @@ pub struct Sessions {
 impl Sessions {
     /// None yet.
     pub fn new(program: PathBuf, watchdog: Option<Duration>) -> Self {
-        Self { program, watchdog, all: BTreeMap::new(), grants: BTreeMap::new(), waits: false }
+        Self { program, watchdog, all: BTreeMap::new(), bounds: BTreeMap::new(), waits: false }
     }
 
     /// There is this port: its process is started in the next step.
@@ -81,22 +81,18 @@ impl Sessions {
         }
     }
 
-    /// How many ranges of I/O addresses of the port's guest are remembered, now and in connections to come.
-    pub fn set_grants(&mut self, port: PortId, grants: Option<u32>) {
-        let before = match grants {
-            Some(grants) => self.grants.insert(port.0, grants),
-            None => self.grants.remove(&port.0),
-        };
-        if before != grants
+    /// What the port's front-end may have, now and in connections to come.
+    pub fn set_bounds(&mut self, port: PortId, bounds: Bounds) {
+        if self.bounds.insert(port.0, bounds).unwrap_or_default() != bounds
             && let Some(session) = self.all.get_mut(&port.0)
         {
-            session.child.send(SupervisorToSession::Grants(grants), None);
+            session.child.send(SupervisorToSession::Bounds(bounds), None);
         }
     }
 
     /// There is no such port any more.
     pub fn forget(&mut self, port: PortId) {
-        self.grants.remove(&port.0);
+        self.bounds.remove(&port.0);
         if let Some(mut session) = self.all.remove(&port.0) {
             session.part();
             session.child.kill();
@@ -120,9 +116,9 @@ impl Sessions {
         // Starts the thread that lets go of the copy: the connection's end is a bad moment to find that there can be no more threads.
         session.aside.drop_aside(());
         session.copy = Some(for_switch.try_clone()?);
-        if let Some(grants) = self.grants.get(&port.0) {
+        if let Some(bounds) = self.bounds.get(&port.0).filter(|bounds| **bounds != Bounds::default()) {
             // The process may be another than the one that was told.
-            session.child.send(SupervisorToSession::Grants(Some(*grants)), None);
+            session.child.send(SupervisorToSession::Bounds(*bounds), None);
         }
         session.child.send(SupervisorToSession::Switch, Some(for_session));
         session.child.send(SupervisorToSession::Connection, Some(connection));

@@ -5,6 +5,7 @@ use super::supervisor::Supervisor;
 use lasthop_ipc::{PortLimits, RateLimit, SupervisorToSwitch};
 use lasthop_management_ipc::{PortConfig, Settings, SupervisorToControl};
 use lasthop_policy::{Batch, PortSettings, Rate, STATIC_MAC, Unit};
+use lasthop_session_ipc::Bounds;
 use lasthop_types::{DEFAULT_WEIGHT, PortId};
 use std::collections::BTreeSet;
 use tracing::info;
@@ -111,7 +112,8 @@ impl Supervisor {
     /// Sends the port's rates and its weight to the switch, and its guest's bounds to its session process.
     pub(super) fn tell_limits(&mut self, port: PortId, name: &str) {
         let settings = self.settings.get(name);
-        self.sessions.set_grants(port, settings.and_then(|set| set.grants));
+        let bounds = settings.map(|set| Bounds { grants: set.grants, max_ring: set.max_ring });
+        self.sessions.set_bounds(port, bounds.unwrap_or_default());
         let limits = settings.map(|set| [set.rate_from, set.rate_to, set.storm].map(limit));
         let [from, to, storm] = limits.unwrap_or_default();
         let [others_from, others_to] = self.limited.get(name).copied().unwrap_or_default();

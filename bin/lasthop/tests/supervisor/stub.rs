@@ -296,7 +296,7 @@ pub fn session(_called: &Path) {
             if token == SUPERVISOR {
                 for (message, fd) in messages(&mut supervisor) {
                     match message {
-                        SupervisorToSession::Grants(_) | SupervisorToSession::Move(_) => {}
+                        SupervisorToSession::Bounds(_) | SupervisorToSession::Move(_) => {}
                         SupervisorToSession::Switch => next = fd,
                         SupervisorToSession::Connection => {
                             let ends = [next.take().unwrap(), fd.unwrap()];

@@ -27,6 +27,10 @@ pub enum Refusal {
     RingIndex { index: u32, rings: usize },
     #[error("ring size {0} is not allowed (split: a power of two, both: 1 to 32768)")]
     RingSize(u32),
+    #[error(
+        "a ring of {size} entries is longer than this port's may be, {most} (max-ring); give the guest shorter rings (QEMU: rx_queue_size, tx_queue_size), or the port a larger bound"
+    )]
+    RingBound { size: u16, most: u16 },
     #[error("ring {0} runs: it cannot be changed before GET_VRING_BASE stops it")]
     RingRunning(u32),
     /// The switch cannot do it.

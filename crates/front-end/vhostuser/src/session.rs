@@ -73,6 +73,9 @@ fn number(value: u64) -> Reply {
     Some((value.to_ne_bytes().into(), None))
 }
 
+/// Most entries of a ring (virtio 1.2, §2.7 and §2.8).
+pub const MAX_RING: u16 = 32_768;
+
 /// One connection of a front-end to a port. Owned by one thread. What only the switch can do, memory and rings, it has the switch
 /// do: a front-end hears that something is done after the switch has done it. Dropping it ends the front-end's connection.
 #[derive(Debug)]
@@ -100,6 +103,8 @@ pub struct Session<S> {
     iotlb: Option<Iotlb>,
     /// How many ranges it remembers.
     grants: usize,
+    /// Most entries of a ring that is set up from now on.
+    max_ring: u16,
     /// Descriptors that are no longer used and still watched, if any have come or gone.
     retired: Option<Vec<Foreign>>,
     /// Pages that the front-end has told of since the switch was last woken for them, and when it is at the latest.
@@ -133,6 +138,7 @@ impl<S: Switch> Session<S> {
             requests: None,
             iotlb: None,
             grants: GRANTS,
+            max_ring: MAX_RING,
             retired: None,
             unwoken: (0, None),
             log: None,
@@ -305,6 +311,11 @@ impl<S: Switch> Session<S> {
     fn index(&self, index: u32) -> Result<usize, Refusal> {
         let rings = self.rings.len();
         usize::try_from(index).ok().filter(|i| *i < rings).ok_or(Refusal::RingIndex { index, rings })
+    }
+
+    /// How many entries rings may have whose size is set from now on.
+    pub fn set_max_ring(&mut self, entries: u16) {
+        self.max_ring = entries;
     }
 
     fn packed(&self) -> bool {

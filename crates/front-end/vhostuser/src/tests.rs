@@ -1,7 +1,7 @@
 //! The session against our own front-end: what is accepted, what is refused, and in which state a ring ends.
 
 use crate::message::{NO_FD, Request, SyntaxError, VringState, flag};
-use crate::{Features, Frontend, HALF_MESSAGE, Local, Refusal, RingState, SILENCE, Session, SessionError};
+use crate::{Features, Frontend, HALF_MESSAGE, Local, MAX_RING, Refusal, RingState, SILENCE, Session, SessionError};
 use lasthop_connection::Event;
 use lasthop_guestmem::RegionSpec;
 use lasthop_sys::EventFd;
@@ -265,6 +265,22 @@ fn qemu_enables_before_it_negotiates() {
     assert!(rig.queues[1].is_ready() && !rig.queues[0].is_ready());
     let why = rig.refusal(Request::SetFeatures, &Features::RING_PACKED.bits().to_le_bytes());
     assert!(matches!(why, Refusal::FeaturesWhileRunning(_)));
+}
+
+/// A bound holds for rings whose size is set from then on.
+#[test]
+fn a_ring_longer_than_the_port_s_bound_is_refused() {
+    let mut rig = Rig::negotiated(Features::VERSION_1 | Features::PROTOCOL_FEATURES);
+    rig.describe(0);
+    rig.drive(|front, _| front.set_kick(0, None).unwrap());
+    rig.session.set_max_ring(128);
+    assert_eq!(rig.state(0), RingState::Running, "its 256 entries were there before");
+    rig.drive(|front, _| front.set_size(1, 128).unwrap());
+    let why = rig.refusal(Request::SetVringNum, state(1, 256).as_bytes());
+    assert_eq!(why, Refusal::RingBound { size: 256, most: 128 });
+    let mut rig = Rig::negotiated(Features::VERSION_1 | Features::PROTOCOL_FEATURES);
+    rig.session.set_max_ring(MAX_RING);
+    rig.drive(|front, _| front.set_size(1, MAX_RING.into()).unwrap());
 }
 
 #[test]

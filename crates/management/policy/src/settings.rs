@@ -53,7 +53,10 @@ pub struct PortSettings {
     pub nat_ports: Option<u32>,
     /// How many ranges of I/O addresses its guest may have shared at a time, as far as they are remembered.
     pub grants: Option<u32>,
-    /// Its share of a thread that looks after several ports' rings; [`DEFAULT_WEIGHT`](lasthop_types::DEFAULT_WEIGHT) if nothing is said.
+    /// How many entries a ring of its guest may have that is set up from now on.
+    pub max_ring: Option<u16>,
+    /// Its share of a thread that looks after several ports' rings, and of a receiver that is short of buffers;
+    /// [`DEFAULT_WEIGHT`](lasthop_types::DEFAULT_WEIGHT) if nothing is said.
     pub weight: Option<u16>,
     /// What is gathered before its guest kicks while it sends a stream; as all ports if nothing is said, which this crate does not know.
     pub tx_batch: Option<Batch>,
@@ -83,6 +86,7 @@ pub const SETTINGS: &[&str] = &[
     "connections",
     "nat-ports",
     "grants",
+    "max-ring",
     "weight",
     "tx-batch",
     "rx-batch",
@@ -145,6 +149,7 @@ impl PortSettings {
             "connections" => self.connections = if is_none(value) { None } else { Some(connections(value)?) },
             "nat-ports" => self.nat_ports = if is_none(value) { None } else { Some(nat_ports(value)?) },
             "grants" => self.grants = if is_none(value) { None } else { Some(grants(value)?) },
+            "max-ring" => self.max_ring = if is_none(value) { None } else { Some(max_ring(value)?) },
             "weight" => self.weight = if is_none(value) { None } else { Some(weight(value)?) },
             "tx-batch" => self.tx_batch = batch(value)?,
             "rx-batch" => self.rx_batch = batch(value)?,
@@ -257,6 +262,7 @@ impl PortSettings {
             self.connections.map(|n| text(&n)),
             self.nat_ports.map(|n| text(&n)),
             self.grants.map(|n| text(&n)),
+            self.max_ring.map(|n| text(&n)),
             self.weight.map(|n| text(&n)),
             self.tx_batch.map(|batch| text(&batch)),
             self.rx_batch.map(|batch| text(&batch)),
@@ -370,6 +376,11 @@ fn grants(value: &str) -> Result<u32, String> {
     number.ok_or_else(|| format!("write a number of ranges from {MIN_GRANTS} to {MAX_GRANTS}, or none for the default"))
 }
 
+fn max_ring(value: &str) -> Result<u16, String> {
+    let number = value.parse().ok().filter(|n| (64..=32_768).contains(n));
+    number.ok_or_else(|| "write a number of entries from 64 to 32768, or none for no bound".to_owned())
+}
+
 fn weight(value: &str) -> Result<u16, String> {
     let number = value.parse().ok().filter(|n| (1..=1000).contains(n));
     number.ok_or_else(|| {
@@ -443,6 +454,7 @@ mod tests {
             ("mac=5254000000aB", "mac=52:54:00:00:00:ab"),
             ("link=down", "link=down"),
             ("weight=1", "weight=1"),
+            ("weight=2 max-ring=512", "max-ring=512 weight=2"),
             (
                 "vlan=10 static-mac=52:54:00:00:00:02 static-mac=52:54:00:00:00:01@10",
                 "vlan=10 static-mac=52:54:00:00:00:01@10,52:54:00:00:00:02",
@@ -491,7 +503,7 @@ mod tests {
 
     #[test]
     fn off_takes_every_setting_back() {
-        let all = "isolated=on mac=52:54:00:00:00:01 addr=10.0.0.1 no-dhcp-server=on no-ra=on rate-from=1M rate-to=2M storm=3M connections=5 nat-ports=6 grants=1000 weight=300 link=down snooping=on static-mac=52:54:00:00:00:07 tx-batch=9,9 rx-batch=off";
+        let all = "isolated=on mac=52:54:00:00:00:01 addr=10.0.0.1 no-dhcp-server=on no-ra=on rate-from=1M rate-to=2M storm=3M connections=5 nat-ports=6 grants=1000 max-ring=256 weight=300 link=down snooping=on static-mac=52:54:00:00:00:07 tx-batch=9,9 rx-batch=off";
         for before in [set(&format!("{all} vlan=10")), set(&format!("{all} trunk=10 native=1"))] {
             for word in ["none", "off"] {
                 let instead = |name: &str| match name {
@@ -544,6 +556,8 @@ mod tests {
             ("grants=511", "a number of ranges from 512 to 262144, or none for the default"),
             ("weight=0", "write a share from 1 to 1000, or none for the default, 100"),
             ("weight=1001", "from 1 to 1000"),
+            ("max-ring=63", "a number of entries from 64 to 32768, or none for no bound"),
+            ("max-ring=65536", "from 64 to 32768"),
             ("link=on", "write up or down"),
             ("static-mac=x", "such as 52:54:00:12:34:56"),
             ("vlan=10 static-mac=52:54:00:00:00:01@20", "does not carry VLAN 20 (vlan=10); add it for"),

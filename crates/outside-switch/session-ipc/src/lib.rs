@@ -9,10 +9,19 @@ pub enum SupervisorToSession {
     Switch,
     /// A connected vhost-user socket travels with this message.
     Connection,
+    /// What its port's settings let the front-end have, now and in connections to come.
+    Bounds(Bounds),
     /// A step of the port's way to another switch; each is answered by [`SessionToSupervisor::Moved`].
     Move(Step),
-    /// So many ranges of I/O addresses are remembered, or as many as without a setting.
-    Grants(Option<u32>),
+}
+
+/// What a front-end may have; without a number, as much as without a setting.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Bounds {
+    /// So many ranges of I/O addresses are remembered.
+    pub grants: Option<u32>,
+    /// Most entries of a ring.
+    pub max_ring: Option<u16>,
 }
 
 /// Steps of a port's way to another switch, in their order. All ports take each of them together.

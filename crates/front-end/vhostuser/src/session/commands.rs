@@ -92,8 +92,11 @@ impl<S: Switch> Session<S> {
             R::SetVringNum => {
                 let (i, size) = self.ring(&form)?;
                 // Whether it must be a power of two is known when the ring starts.
-                let small = u16::try_from(size).ok().filter(|size| (1..=32768).contains(size));
+                let small = u16::try_from(size).ok().filter(|size| (1..=MAX_RING).contains(size));
                 let size = small.ok_or(Refusal::RingSize(size))?;
+                if size > self.max_ring {
+                    return Err(Refusal::RingBound { size, most: self.max_ring }.into());
+                }
                 self.configure(i, self.rings[i].size != size, |ring| ring.size = size)?;
             }
             R::SetVringAddr => {

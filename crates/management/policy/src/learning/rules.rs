@@ -65,6 +65,7 @@ impl Learning {
             connections: None,
             nat_ports: None,
             grants: None,
+            max_ring: None,
             weight: None,
             tx_batch: None,
             rx_batch: None,
