@@ -4,6 +4,7 @@
 //! Whoever may connect chooses the descriptors that come along: closing one may take for ever, as may asking it anything. All are taken, none but a Unix socket
 //! is used, and all are closed aside, as are the connections, in which more may lie unread.
 
+use crate::upcalls::Upcalls;
 use lasthop_sys::{Aside, Foreign, receive_with_fds};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{AddressFamily, RecvFlags, ReturnFlags, SendFlags, send, sockopt};
@@ -16,8 +17,6 @@ use tokio::io::unix::AsyncFd;
 
 /// Longest datagram that a client may send: a packet of 64 KiB and what is to be done with it.
 pub(crate) const MAX_REQUEST: usize = 192 * 1024;
-/// Most datagrams that wait for room with the client.
-pub(crate) const MAX_UPCALLS: usize = 512;
 /// What a client says first, with the other end of its second connection; behind it stands the number that it had with a `lasthop-ovs` before, or 0.
 const HELLO: &[u8] = b"lasthop-ovs 2";
 
@@ -105,7 +104,9 @@ pub(crate) struct Client {
     pub process: Option<u32>,
     /// It waits for the answers to what it has sent.
     pub asks: bool,
-    outbox: VecDeque<Vec<u8>>,
+    /// What it waits for.
+    answers: VecDeque<Vec<u8>>,
+    upcalls: Upcalls,
     /// The socket has no room.
     full: bool,
 }
@@ -116,7 +117,15 @@ impl Client {
         let process = sockopt::socket_peercred(&socket).ok().map(|peer| peer.pid.as_raw_nonzero().get());
         let process = process.and_then(|pid| u32::try_from(pid).ok());
         let socket = Socket::new(Foreign::new(socket, aside), Interest::READABLE | Interest::WRITABLE)?;
-        Ok(Self { socket, second: None, process, asks: false, outbox: VecDeque::new(), full: false })
+        Ok(Self {
+            socket,
+            second: None,
+            process,
+            asks: false,
+            answers: VecDeque::new(),
+            upcalls: Upcalls::default(),
+            full: false,
+        })
     }
 
     /// What it does, if anything. `room` is of at least [`MAX_REQUEST`] bytes, and is kept by the caller: to clear as much for each
@@ -135,9 +144,9 @@ impl Client {
             });
         }
         if self.full {
-            let (outbox, full) = (&mut self.outbox, &mut self.full);
+            let Self { answers, upcalls, full, .. } = self;
             self.socket.poll_room(cx, |fd| {
-                *full = !send_all(fd, outbox);
+                *full = !send_all(fd, answers, upcalls);
                 !*full
             });
         }
@@ -173,17 +182,31 @@ impl Client {
         }
     }
 
-    /// Sends it a datagram when there is room.
+    /// Sends it what it waits for, when there is room.
     pub fn queue(&mut self, datagram: Vec<u8>) {
-        self.outbox.push_back(datagram);
+        self.answers.push_back(datagram);
         if !self.full {
             self.flush();
         }
     }
 
-    /// Datagrams that wait for room.
-    pub fn waiting(&self) -> usize {
-        self.outbox.len()
+    /// Sends it an upcall of a port's when there is room and it is its turn. The ports of those that were dropped for it.
+    pub fn queue_upcall(&mut self, port: u32, datagram: Vec<u8>) -> Vec<u32> {
+        let losers = self.upcalls.push(port, datagram);
+        if !self.full {
+            self.flush();
+        }
+        losers
+    }
+
+    /// Whether an upcall of this port's would find room.
+    pub fn has_room_for(&self, port: u32) -> bool {
+        self.upcalls.has_room_for(port)
+    }
+
+    /// Datagrams wait for room.
+    pub fn is_waiting(&self) -> bool {
+        !self.answers.is_empty() || !self.upcalls.is_empty()
     }
 
     /// There is no room now.
@@ -193,7 +216,7 @@ impl Client {
 
     /// Sends what there is room for.
     pub fn flush(&mut self) {
-        self.full = !send_all(self.socket.fd(), &mut self.outbox);
+        self.full = !send_all(self.socket.fd(), &mut self.answers, &mut self.upcalls);
     }
 
     /// Tells it that what it waits for is there, all of it or a part.
@@ -205,14 +228,23 @@ impl Client {
 }
 
 /// Sends what there is room for. False if that is not all.
-fn send_all(fd: BorrowedFd<'_>, outbox: &mut VecDeque<Vec<u8>>) -> bool {
-    while let Some(datagram) = outbox.front() {
+fn send_all(fd: BorrowedFd<'_>, answers: &mut VecDeque<Vec<u8>>, upcalls: &mut Upcalls) -> bool {
+    // One that is gone is heard of when it is read from; what is too long for a socket nobody can be sent.
+    let send = |datagram: &[u8]| {
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        match retry_on_intr(|| send(fd, datagram, flags)) {
-            Err(Errno::AGAIN) => return false,
-            // One that is gone is heard of when it is read from; what is too long for a socket nobody can be sent.
-            Ok(_) | Err(_) => drop(outbox.pop_front()),
+        retry_on_intr(|| send(fd, datagram, flags)) != Err(Errno::AGAIN)
+    };
+    while let Some(datagram) = answers.front() {
+        if !send(datagram) {
+            return false;
         }
+        answers.pop_front();
+    }
+    while let Some(datagram) = upcalls.front() {
+        if !send(datagram) {
+            return false;
+        }
+        upcalls.pop();
     }
     true
 }

@@ -4,6 +4,7 @@ mod client;
 mod presence;
 mod record;
 mod server;
+mod upcalls;
 
 use lasthop_control::Descriptors;
 use lasthop_sys::sandbox::Program;

@@ -1,9 +1,9 @@
 //! The sockets of Open vSwitch's programs, and the device by which packets come whole, around the datapath that they speak of.
 
-use crate::client::{Client, Event, MAX_REQUEST, MAX_UPCALLS, Socket};
+use crate::client::{Client, Event, MAX_REQUEST, Socket};
 use crate::presence::Presence;
 use crate::record::Record;
-use lasthop_control::{ConnectionCursor, ConnectionStats, ConnectionView, Decider, OpenVswitch};
+use lasthop_control::{ConnectionCursor, ConnectionStats, ConnectionView, Decider, LostOf, OpenVswitch};
 use lasthop_ipc::{FromControl, ToControl};
 use lasthop_management_ipc::{ControlToSupervisor, SupervisorToControl};
 use lasthop_ovs_datapath::{Datapath, Figures, NotesFrom, Out, Tracked};
@@ -123,6 +123,9 @@ impl Server {
             }
         }
         for _ in 0..BURST {
+            if !self.datapath.takes_frames() {
+                break;
+            }
             let room = &mut self.room;
             let read = |fd: BorrowedFd<'_>| retry_on_intr(|| rustix::io::read(fd, room.as_mut_slice()));
             match self.frames.poll(cx, read) {
@@ -145,11 +148,11 @@ impl Server {
         if did { Poll::Ready(()) } else { Poll::Pending }
     }
 
-    /// Clients that had no room for upcalls and have read some since.
+    /// Clients that had no room for upcalls of a port and have read some since.
     fn look_for_room(&mut self) {
-        let full: Vec<u32> = self.datapath.full_clients().collect();
-        let has_room = |pid: &u32| self.clients.get(pid).is_none_or(|client| client.waiting() < MAX_UPCALLS);
-        full.into_iter().filter(has_room).for_each(|pid| self.datapath.has_room(pid));
+        let full: Vec<(u32, u32)> = self.datapath.full_clients().collect();
+        let has_room = |(pid, port): &(u32, u32)| self.clients.get(pid).is_none_or(|client| client.has_room_for(*port));
+        full.into_iter().filter(has_room).for_each(|(pid, port)| self.datapath.has_room(pid, port));
     }
 
     /// Which processes take packets, if that may be otherwise than it was.
@@ -247,7 +250,7 @@ impl Server {
         {
             client.queue(part);
         }
-        client.tell(client.waiting() == 0 && !self.datapath.has_more(pid));
+        client.tell(!client.is_waiting() && !self.datapath.has_more(pid));
     }
 
     fn send(&mut self, out: Out, to_switch: &mut Vec<FromControl>, to_supervisor: &mut Vec<ControlToSupervisor>) {
@@ -263,11 +266,13 @@ impl Server {
                 }
                 self.answer(pid);
             }
-            Out::Upcall(pid, datagram) => match self.clients.get_mut(&pid) {
-                Some(client) if client.waiting() < MAX_UPCALLS => client.queue(datagram),
-                Some(_) => self.datapath.has_no_room(pid),
-                None => self.datapath.lost(1),
-            },
+            Out::Upcall { pid, port, datagram } => {
+                let losers = self.clients.get_mut(&pid).map(|client| client.queue_upcall(port, datagram));
+                match losers {
+                    Some(losers) => losers.into_iter().for_each(|port| self.datapath.has_no_room(pid, port)),
+                    None => self.datapath.lost(port),
+                }
+            }
             Out::Note(note) => {
                 self.record.add(&note);
                 self.begin_if_full();
@@ -278,7 +283,7 @@ impl Server {
                 match retry_on_intr(|| rustix::io::write(self.frames.fd(), &frame)) {
                     Ok(_) => {}
                     // Set down by somebody, or no memory: the frame is gone, as one is that a network loses.
-                    Err(Errno::IO | Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM) => self.datapath.lost(1),
+                    Err(Errno::IO | Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM) => self.datapath.lost(0),
                     Err(e) => tracing::warn!("a frame could not be sent: {e}"),
                 }
             }
@@ -321,7 +326,9 @@ impl Decider for Server {
     }
 
     fn standing(&self, now_ms: u64) -> OpenVswitch {
-        self.presence.shown(self.datapath.untaken(), now_ms)
+        let of = |(port, packets): (&str, u64)| LostOf { port: port.to_owned(), packets };
+        let lost_of = self.datapath.untaken_of().map(of).collect();
+        OpenVswitch { lost_of, ..self.presence.shown(self.datapath.untaken(), now_ms) }
     }
 
     fn ports(&self) -> Vec<String> {

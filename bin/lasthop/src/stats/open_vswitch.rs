@@ -1,8 +1,11 @@
 //! What Open vSwitch did not take.
 
 use super::age;
-use lasthop_api::SwitchStats;
+use lasthop_api::{OpenVswitch, SwitchStats};
 use lasthop_text::counted;
+
+/// Most ports that are named.
+const SHOWN: usize = 8;
 
 /// Whether Open vSwitch is there, if it is to decide, and what it did not take.
 pub fn untaken(stats: &SwitchStats) -> String {
@@ -13,9 +16,24 @@ pub fn untaken(stats: &SwitchStats) -> String {
     }
     if deciders.lost > 0 {
         let packets = counted(deciders.lost, "packet");
-        out.push_str(&format!("Open vSwitch: {packets} found nobody of it to decide about them (lost)\n"));
+        out.push_str(&format!(
+            "Open vSwitch: {packets} found nobody of it to decide about them (lost){}\n",
+            by_port(deciders)
+        ));
     }
     out
+}
+
+/// `; of vm1 2, of vm2 1`: the port with most first.
+fn by_port(deciders: &OpenVswitch) -> String {
+    let mut all: Vec<_> = deciders.lost_of.iter().collect();
+    all.sort_by_key(|of| std::cmp::Reverse(of.packets));
+    let of: Vec<_> = all.iter().take(SHOWN).map(|of| format!("of {} {}", of.port, of.packets)).collect();
+    match all.len() {
+        0 => String::new(),
+        n if n > SHOWN => format!("; {}, and of {}", of.join(", "), counted((n - SHOWN) as u64, "other port")),
+        _ => format!("; {}", of.join(", ")),
+    }
 }
 
 #[cfg(test)]
@@ -31,6 +49,11 @@ mod tests {
         };
         assert_eq!(of(None, 0), "");
         assert_eq!(of(None, 2), "Open vSwitch: 2 packets found nobody of it to decide about them (lost)\n");
+        let lost_of = (0..10).map(|n| lasthop_api::LostOf { port: format!("vm{n}"), packets: n }).collect();
+        let deciders = OpenVswitch { lost: 45, lost_of, ..OpenVswitch::default() };
+        let all =
+            "; of vm9 9, of vm8 8, of vm7 7, of vm6 6, of vm5 5, of vm4 4, of vm3 3, of vm2 2, and of 2 other ports";
+        assert_eq!(by_port(&deciders), all);
         assert_eq!(of(Some(5000), 0), "Open vSwitch is not there, for 5 s: packets that meet no flow are dropped\n");
     }
 }

@@ -16,4 +16,16 @@ pub struct OpenVswitch {
     pub left_over: Vec<u32>,
     /// Packets that met no flow and that nobody took, since lasthop-ovs was started.
     pub lost: u64,
+    /// The same by the ports that they came from; only those of which some were lost. Where several wait for one socket of Open vSwitch's, those of the port with
+    /// most are lost first.
+    pub lost_of: Vec<LostOf>,
+}
+
+/// Packets of a port that nobody took.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomType)]
+pub struct LostOf {
+    /// Name of the port.
+    pub port: String,
+    /// How many.
+    pub packets: u64,
 }

@@ -162,6 +162,7 @@ impl Datapath {
     /// Time has passed: connections end whose time is over, or that are to end. Does something once a second, however often it is called; but
     /// a part of what there is to do each time while it [is busy](Datapath::is_busy).
     pub fn tick(&mut self) {
+        self.begin_turn();
         self.flush_some();
         if !self.wants_ticks() {
             self.connections.behind = false;

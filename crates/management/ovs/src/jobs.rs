@@ -17,6 +17,9 @@ const MOST_ROUNDS: u32 = 4;
 /// A dump's datagrams are about so long.
 const DUMP_BYTES: usize = 16 * 1024;
 
+/// Bytes of answers to one datagram, beyond which the rest of it is refused: dumps of flows and connections are none of them.
+const MOST_ANSWERED: usize = 4 << 20;
+
 /// A dump of flows that goes on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Dump {
@@ -52,16 +55,44 @@ const FLUSHED_AT_ONCE: u32 = 1024;
 #[derive(Debug)]
 pub(crate) struct Job {
     pid: u32,
-    /// The datagram, until it is carried out.
+    /// The datagram, until it is carried out, and how much of it is.
     datagram: Option<Vec<u8>>,
+    pub done: usize,
     /// Questions to the switch that are open, and to the supervisor, each with the port that it is about.
     to_switch: BTreeSet<u64>,
     to_supervisor: BTreeMap<u64, String>,
     /// Interfaces that could not be opened.
     pub failed: BTreeSet<String>,
     answers: Vec<Vec<u8>>,
+    answer_bytes: usize,
+    /// The switch was told something that the answers have to wait for.
+    pub told: bool,
+    /// Connections of this zone are to end, or of all.
+    pub flush: Option<Option<u16>>,
     /// How often flows of the switch's were taken back for it.
     rounds: u32,
+}
+
+impl Job {
+    fn new(pid: u32, datagram: Vec<u8>) -> Self {
+        let (to_switch, to_supervisor) = (BTreeSet::new(), BTreeMap::new());
+        let (datagram, failed, answers) = (Some(datagram), BTreeSet::new(), Vec::new());
+        let (done, answer_bytes, told, flush, rounds) = (0, 0, false, None, 0);
+        Self { pid, datagram, done, to_switch, to_supervisor, failed, answers, answer_bytes, told, flush, rounds }
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    pub fn answer(&mut self, answer: Vec<u8>) {
+        self.answer_bytes += answer.len();
+        self.answers.push(answer);
+    }
+
+    pub fn has_too_many_answers(&self) -> bool {
+        self.answer_bytes > MOST_ANSWERED
+    }
 }
 
 impl Datapath {
@@ -69,6 +100,7 @@ impl Datapath {
     pub(crate) fn forget_flushes(&mut self, pid: u32) {
         self.flushes.retain(|flush| flush.job.pid != pid);
         self.flushed.retain(|(job, _)| job.pid != pid);
+        self.turns.forget(pid);
     }
 
     /// A client asks for something. It is to ask for nothing else before that is [`Out::Finished`].
@@ -77,19 +109,22 @@ impl Datapath {
         self.next_job();
     }
 
-    fn next_job(&mut self) {
+    pub(crate) fn next_job(&mut self) {
         while self.active.is_none() {
+            if let Some(job) = self.turns.next_sent() {
+                self.active = Some(job);
+                self.go_on();
+                continue;
+            }
             if let Some((job, told)) = self.flushed.pop_front() {
                 self.active = Some(job);
                 self.answer_when_told(told);
                 continue;
             }
-            let Some((pid, datagram)) = self.waiting.pop_front() else { return };
+            let next = self.turns.has_room().then(|| self.waiting.pop_front());
+            let Some((pid, datagram)) = next.flatten() else { return };
             let needs = self.needs(&datagram);
-            let (to_switch, failed) = (BTreeSet::new(), BTreeSet::new());
-            let datagram = Some(datagram);
-            let (to_supervisor, answers) = (BTreeMap::new(), Vec::new());
-            self.active = Some(Job { pid, datagram, to_switch, to_supervisor, failed, answers, rounds: 0 });
+            self.active = Some(Job::new(pid, datagram));
             self.gather(needs);
             self.go_on();
         }
@@ -157,25 +192,37 @@ impl Datapath {
         if let Some(datagram) = job.datagram.take() {
             job.rounds += 1;
             let may_wait = self.attached && job.rounds < MOST_ROUNDS;
-            let ends = if may_wait { self.needs(&datagram).ends } else { BTreeSet::new() };
+            let rest = datagram.get(job.done..).unwrap_or_default();
+            let ends = if may_wait { self.needs(rest).ends } else { BTreeSet::new() };
             let Some(job) = &mut self.active else { return };
             if !ends.is_empty() {
                 // A packet has come meanwhile, and made one anew.
                 job.datagram = Some(datagram);
                 return self.gather(Needs { ends, ..Needs::default() });
             }
-            let (pid, failed) = (job.pid, std::mem::take(&mut job.failed));
-            let (answers, told, flush) = self.carry_out_all(pid, &datagram, &failed);
-            if let Some(job) = &mut self.active {
-                job.answers = answers;
+            let Some(mut job) = self.active.take() else { return };
+            self.carry_out_more(&mut job, &datagram);
+            if job.done < datagram.len() {
+                (job.datagram, job.rounds) = (Some(datagram), 0);
             }
-            if let Some(zone) = flush {
-                let flush = |job| Flush { job, at: Cursor::default(), zone, told };
-                return self.flushes.extend(self.active.take().map(flush));
+            if self.turns.is_behind() {
+                return self.set_aside(job);
             }
-            return self.answer_when_told(told);
+            return self.is_carried_out(job);
         }
-        self.answer_when_told(false);
+        if let Some(job) = self.active.take() {
+            self.is_carried_out(job);
+        }
+    }
+
+    /// All of a request is carried out, and its packets are sent.
+    fn is_carried_out(&mut self, mut job: Job) {
+        let told = std::mem::take(&mut job.told);
+        if let Some(zone) = job.flush.take() {
+            return self.flushes.push_back(Flush { job, at: Cursor::default(), zone, told });
+        }
+        self.active = Some(job);
+        self.answer_when_told(told);
     }
 
     /// The request is carried out: it is answered, once the switch has done what it was told.
@@ -205,7 +252,7 @@ impl Datapath {
 
     /// There is more for [`Datapath::tick`] to do at once, a part at a time.
     pub fn is_busy(&self) -> bool {
-        !self.flushes.is_empty() || self.connections.is_behind()
+        self.turns.is_busy() || !self.flushes.is_empty() || self.connections.is_behind()
     }
 
     /// One of the switch's flows has carried something, or not.

@@ -15,6 +15,7 @@
 //! | `tunnels` | tunnel ports, and what numbers in front of their frames mean |
 //! | `packets` | packets that come here, whole or not, and go from here |
 //! | `jobs` | requests, one datagram at a time, with what has to be asked before they are answered |
+//! | `turns` | what becomes of packets, a part in a turn |
 //! | `requests` | what each request does |
 //! | `kept` | connections that another process goes on with |
 //! | `leaving` | the switch's flows that are gone, until it has said what they carried |
@@ -44,6 +45,7 @@ mod table;
 mod tests;
 mod timeouts;
 mod tunnels;
+mod turns;
 mod unified;
 mod walk;
 
@@ -74,8 +76,16 @@ pub enum Out {
     Answer(u32, Vec<u8>),
     /// The client's request is answered.
     Finished(u32),
-    /// To a client that takes it when it does; what it has no room for is dropped, and [`Datapath::lost`].
-    Upcall(u32, Vec<u8>),
+    /// Of a port, by Open vSwitch's number, to a client that takes it when it does; of what it has no room for something of the port with most is dropped, and
+    /// [`Datapath::has_no_room`].
+    Upcall {
+        /// The client.
+        pid: u32,
+        /// The port; 0: of none.
+        port: u32,
+        /// What it is told.
+        datagram: Vec<u8>,
+    },
     /// To be noted, before what is behind it is sent: [`Datapath::restore`] in another process takes all such notes, one behind the other.
     Note(Vec<u8>),
     /// To the switch.
@@ -125,10 +135,14 @@ pub struct Datapath {
     hits: u64,
     misses: u64,
     lost: u64,
-    /// Clients that have no room for upcalls.
-    full: BTreeSet<u32>,
+    /// The same by ports.
+    lost_of: BTreeMap<u32, u64>,
+    /// Clients that have no room for upcalls of a port.
+    full: BTreeSet<(u32, u32)>,
     /// Which clients take upcalls may have changed.
     takers_changed: bool,
+    /// That a client asks for too much at once has been said.
+    was_too_much: bool,
     /// That the registry was full has been said.
     was_full: bool,
     random: u64,
@@ -137,6 +151,7 @@ pub struct Datapath {
     /// Requests that end many connections, and those that have.
     flushes: VecDeque<Flush>,
     flushed: VecDeque<(Job, bool)>,
+    turns: turns::Turns,
     next_request: u64,
     now_ms: u64,
     out: Vec<Out>,
@@ -179,7 +194,7 @@ impl Datapath {
     /// It is gone.
     pub fn disconnected(&mut self, pid: u32) {
         self.clients.remove(&pid);
-        self.full.remove(&pid);
+        self.full.retain(|(of, _)| *of != pid);
         self.waiting.retain(|(of, _)| *of != pid);
         self.forget_flushes(pid);
     }
@@ -196,9 +211,12 @@ impl Datapath {
         }
     }
 
-    /// So many upcalls found no room.
-    pub fn lost(&mut self, packets: u64) {
-        self.lost += packets;
+    /// A packet of this port's is lost, or of one that is not known (0).
+    pub fn lost(&mut self, port: u32) {
+        self.lost += 1;
+        if port != 0 && self.vports.contains_key(&port) {
+            *self.lost_of.entry(port).or_default() += 1;
+        }
     }
 
     /// There is a new channel to the switch, or none.

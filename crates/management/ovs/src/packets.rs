@@ -77,7 +77,8 @@ impl Datapath {
         let in_vain = if missed_all { self.in_vain(no) } else { None };
         // As the kernel's, whose `lost` counts it; here it is a drop of its port's, too.
         if let Some(reason) = in_vain {
-            (self.misses, self.lost) = (self.misses + 1, self.lost + 1);
+            self.misses += 1;
+            self.lost(no);
             self.count(&met);
             return self.tell_switch(FromControl::Resume { id: upcall.id, actions: vec![Action::Drop(reason)] });
         }
@@ -236,13 +237,11 @@ impl Datapath {
         let (effects, met, changed) = (walk.effects, walk.met, walk.changed);
         self.connections_changed(changed);
         self.count(&met);
-        for effect in effects {
-            self.carry_out(effect);
-        }
+        self.carry_out_in_turns(effects, acts.is_some());
         of_use
     }
 
-    fn carry_out(&mut self, effect: Effect) {
+    pub(crate) fn carry_out(&mut self, effect: Effect) {
         match effect {
             Effect::Output { port, start, rest, longest, tunnel } => {
                 let mut frame = [&start[..], &rest.bytes].concat();
@@ -306,8 +305,7 @@ impl Datapath {
 
     pub(crate) fn upcall(&mut self, upcall: &Upcall<'_>) {
         if !self.clients.contains_key(&upcall.pid) {
-            self.lost += 1;
-            return;
+            return self.lost(upcall.key.packet.in_port);
         }
         let mut to = Writer::new();
         to.begin(family::PACKET.id, 0, 0, 0);
@@ -333,7 +331,8 @@ impl Datapath {
             to.number(packet::LEN, frame.len() as u32);
         }
         to.end();
-        self.out.push(Out::Upcall(upcall.pid, to.into_bytes()));
+        let (pid, port) = (upcall.pid, upcall.key.packet.in_port);
+        self.out.push(Out::Upcall { pid, port, datagram: to.into_bytes() });
     }
 }
 

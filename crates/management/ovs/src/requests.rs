@@ -1,9 +1,9 @@
 //! What each request of Open vSwitch's does.
 
-use crate::jobs::Dump;
+use crate::jobs::{Dump, Job};
 use crate::packets::pids;
 use crate::ports::Vport;
-use crate::table::{Carried, Flow, FlowId};
+use crate::table::{Carried, Flow, FlowId, MAX_ATTRIBUTES};
 use crate::{Datapath, Out, tunnels};
 use lasthop_management_ipc::UplinkConfig;
 use lasthop_ovs_abi::family::{self, command, control, datapath, flow, packet_command, vport};
@@ -169,17 +169,13 @@ impl Datapath {
         }
     }
 
-    /// Carries out every message of a datagram. The answers, whether the switch was told anything that they have to wait for, and whether
-    /// connections are to end before.
-    pub(crate) fn carry_out_all(
-        &mut self,
-        pid: u32,
-        datagram: &[u8],
-        failed: &BTreeSet<String>,
-    ) -> (Vec<Vec<u8>>, bool, Option<Option<u16>>) {
-        let (mut answers, mut changes) = (Vec::new(), Changes::default());
-        let mut interface = None;
-        for message in messages(datagram) {
+    /// Carries out the messages of a datagram, from where it was left off, up to one that sends more than fits into this turn.
+    pub(crate) fn carry_out_more(&mut self, job: &mut Job, datagram: &[u8]) {
+        let (pid, mut changes, mut interface) = (job.pid(), Changes::default(), None);
+        let from = std::mem::replace(&mut job.done, datagram.len());
+        let (rest, mut end) = (datagram.get(from..).unwrap_or_default(), from);
+        for message in messages(rest) {
+            end += message.whole.len().next_multiple_of(4);
             if message.kind == traffic::INTERFACE {
                 interface = traffic::interface(message.payload);
                 continue;
@@ -189,6 +185,7 @@ impl Datapath {
                 || (interface.is_some() || matches!(message.kind, conntrack::GET | timeouts::GET))
                     && message.flags & flag::DUMP == flag::DUMP;
             let reply = match message.kind {
+                _ if job.has_too_many_answers() => self.too_much(),
                 _ if let Some(name) = interface => self.traffic_request(name, &message, pid, &mut changes),
                 kind::CONTROL => find_family(&message, pid),
                 conntrack::GET | conntrack::DELETE => {
@@ -197,7 +194,7 @@ impl Datapath {
                 timeouts::NEW | timeouts::GET | timeouts::DELETE => self.timeout_request(&message, pid),
                 _ => request.ok_or(Refused::INVALID).and_then(|request| match request.message.kind {
                     id if id == family::DATAPATH.id => self.datapath_request(&request, &mut changes),
-                    id if id == family::VPORT.id => self.vport_request(&request, failed, &mut changes),
+                    id if id == family::VPORT.id => self.vport_request(&request, &job.failed, &mut changes),
                     id if id == family::FLOW.id => self.flow_request(&request, &mut changes),
                     id if id == family::METER.id => self.meter_request(&request, &mut changes),
                     id if id == family::CT_LIMIT.id => self.limit_request(&request),
@@ -211,15 +208,29 @@ impl Datapath {
             if refused.is_none() && interface.is_none() {
                 self.note(&message);
             }
-            answers.extend(reply.unwrap_or_default());
+            reply.unwrap_or_default().into_iter().for_each(|answer| job.answer(answer));
             if refused.is_some() || message.flags & flag::ACK != 0 && !is_dump {
                 let mut to = Writer::new();
                 to.error(refused.unwrap_or(0), &message, pid);
-                answers.push(to.into_bytes());
+                job.answer(to.into_bytes());
+            }
+            if self.turns.is_behind() {
+                job.done = end.min(datagram.len());
+                break;
             }
         }
-        let flush = changes.flush;
-        (answers, self.change(changes), flush)
+        job.flush = changes.flush.or(job.flush);
+        job.told |= self.change(changes);
+    }
+
+    /// What a datagram asks for is more than is answered at once.
+    fn too_much(&mut self) -> Reply {
+        if !std::mem::replace(&mut self.was_too_much, true) {
+            tracing::warn!(
+                "a program of Open vSwitch's asks for more at once than is answered (ENOBUFS): what is beyond that is refused"
+            );
+        }
+        Err(Refused::NO_BUFFERS)
     }
 
     /// Tells the switch. False if there is nothing to tell.
@@ -277,6 +288,7 @@ impl Datapath {
                 self.takers_changed = true;
                 let ports = std::mem::take(&mut self.vports);
                 self.table.clear();
+                self.lost_of.clear();
                 self.tunnels.clear();
                 self.forget_meters();
                 self.fragments.take();
@@ -362,6 +374,7 @@ impl Datapath {
         }
         if request.command == command::DEL {
             self.vports.remove(&no);
+            self.lost_of.remove(&no);
             self.tunnels.remove(no);
         }
         if changes.all {
@@ -405,7 +418,7 @@ impl Datapath {
             to.begin(family::VPORT.id, 0, 0, by);
             self.write_vport(no, command, &mut to);
             to.end();
-            news.push(Out::Upcall(pid, to.into_bytes()));
+            news.push(Out::Upcall { pid, port: 0, datagram: to.into_bytes() });
         }
         self.out.extend(news);
     }
@@ -501,6 +514,9 @@ impl Datapath {
     ) -> Result<(), Refused> {
         let acts = get(found, flow::ACTIONS);
         let Some(flow) = self.table.get_mut(id) else { return Err(Refused::NO_ENTRY) };
+        if acts.is_some_and(|acts| acts.len() > MAX_ATTRIBUTES) {
+            return Err(Refused::INVALID);
+        }
         let new = acts.map(|acts| Act::read_for(acts, flow.suits())).transpose()?;
         if let (Some(new), Some(bytes)) = (new, acts) {
             (flow.acts, flow.act_bytes) = (new.into(), bytes.to_vec());

@@ -51,19 +51,24 @@ impl Datapath {
         self.lost
     }
 
-    /// A client has no room for upcalls: packets that meet no flow and would become some are dropped where they wait, until it has.
-    pub fn has_no_room(&mut self, pid: u32) {
-        self.full.insert(pid);
-        self.lost(1);
+    /// The same by the names of ports; only those of which something was lost.
+    pub fn untaken_of(&self) -> impl Iterator<Item = (&str, u64)> {
+        self.lost_of.iter().filter_map(|(no, lost)| Some((self.vports.get(no)?.name.as_str(), *lost)))
+    }
+
+    /// A client has no room for upcalls of this port, and one is lost: packets that meet no flow and would become some are dropped where they wait, until it has.
+    pub fn has_no_room(&mut self, pid: u32, port: u32) {
+        self.full.insert((pid, port));
+        self.lost(port);
     }
 
     /// A client has room again.
-    pub fn has_room(&mut self, pid: u32) {
-        self.full.remove(&pid);
+    pub fn has_room(&mut self, pid: u32, port: u32) {
+        self.full.remove(&(pid, port));
     }
 
-    /// Clients without room.
-    pub fn full_clients(&self) -> impl Iterator<Item = u32> + '_ {
+    /// Clients without room, and for which port.
+    pub fn full_clients(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
         self.full.iter().copied()
     }
 
@@ -73,7 +78,7 @@ impl Datapath {
         if !self.clients.contains_key(&pid) {
             return Some(DropReason::MissTimeout);
         }
-        self.full.contains(&pid).then_some(DropReason::MissQueueFull)
+        self.full.contains(&(pid, no)).then_some(DropReason::MissQueueFull)
     }
 
     fn tracked(&self, connection: Connection) -> Tracked {

@@ -11,7 +11,7 @@ pub(crate) const MAX_FLOWS: usize = 200_000;
 /// Most masks. Each costs a lookup for a packet that the switch does not know.
 const MAX_MASKS: usize = 4096;
 /// Most bytes of a flow's attributes.
-const MAX_ATTRIBUTES: usize = 16 * 1024;
+pub(crate) const MAX_ATTRIBUTES: usize = 16 * 1024;
 
 /// A key in words, and how many they are.
 const WORDS: usize = size_of::<Key>() / size_of::<u32>();

@@ -26,6 +26,7 @@ mod samples;
 mod second_walk;
 mod service_headers;
 mod shaping;
+mod turns;
 
 const PID: u32 = 9;
 const VM1: PortId = PortId(1);
@@ -102,7 +103,7 @@ impl Site {
         for out in self.datapath.take() {
             match out {
                 Out::Answer(PID, answer) => self.answers.push(answer),
-                Out::Upcall(PID, upcall) => self.upcalls.push(upcall),
+                Out::Upcall { pid: PID, datagram, .. } => self.upcalls.push(datagram),
                 Out::Finished(PID) => self.finished += 1,
                 Out::Note(note) => self.notes.extend(note),
                 Out::Switch(message) => self.to_switch.push(*message),

@@ -46,6 +46,19 @@ pub(crate) enum Effect {
     },
 }
 
+impl Effect {
+    /// Bytes of what is made of it.
+    pub fn bytes(&self) -> usize {
+        match self {
+            Self::Output { start, rest, longest, .. } => (start.len() + rest.bytes.len()).min(*longest),
+            Self::Miss { start, rest, .. } => start.len() + rest.bytes.len(),
+            Self::Upcall { start, rest, userdata, .. } => {
+                start.len() + rest.bytes.len() + userdata.as_ref().map_or(0, Vec::len)
+            }
+        }
+    }
+}
+
 /// What is behind a frame's first bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Rest {

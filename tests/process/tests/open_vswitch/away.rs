@@ -36,7 +36,7 @@ impl Site {
     }
 
     fn deciders(&self) -> Value {
-        self.lasthop.json(&["stats"])["switch"]["deciders"].clone()
+        deciders(self)
     }
 
     fn lost(&self) -> u64 {
@@ -57,6 +57,11 @@ impl Site {
     fn says(&self, words: &str) {
         wait_for(words, PATIENCE, || self.lasthop.log().contains(words));
     }
+}
+
+/// What is known of who decides.
+pub(crate) fn deciders(site: &Site) -> Value {
+    site.lasthop.json(&["stats"])["switch"]["deciders"].clone()
 }
 
 /// They vanished, and counted as delivered to the port by which they get to `lasthop-ovs`.

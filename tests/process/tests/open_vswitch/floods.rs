@@ -1,11 +1,14 @@
 //! Who floods what Open vSwitch and lasthop share keeps nobody else from being served.
 
+use super::away::deciders;
 use super::connections::rules;
 use super::*;
 use lasthop_conntrack::testutil::Ends;
+use lasthop_tests_process::proc;
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv, send, socket_with,
 };
+use rustix::process::Signal;
 use std::os::fd::OwnedFd;
 
 /// Sockets as `liblasthop_ovs.so` opens them, as many as may be, of which none is used as that does.
@@ -50,6 +53,47 @@ fn connections_that_say_nothing_keep_nobody_out() {
         held.iter().filter(|socket| recv(socket, &mut [0u8; 8][..], RecvFlags::DONTWAIT).is_ok_and(|(n, _)| n == 0));
     assert!(gone.count() >= 1000);
     assert!(site.vswitchd.try_wait().expect("it is ours").is_none(), "ovs-vswitchd runs");
+    site.lasthop.check_sums();
+}
+
+/// What one port's packets have taken of a socket of Open vSwitch's nobody else could have: while `ovs-vswitchd` was behind, other ports' first packets were lost.
+#[test]
+fn a_port_that_floods_takes_no_other_ports_place_before_open_vswitch() {
+    let mut site = Site::new();
+    // There are as many sockets as processors; with two, the third port is at that of the first.
+    let socket = site.dir.path().join("vm3.sock");
+    let add = ["port", "add", "vm3", &socket.display().to_string()];
+    site.lasthop.command(&add);
+    let mut third = Guest::connect(&socket, mac(3), Options::default());
+    site.lasthop.wait_for_state("vm3", "up");
+    site.vsctl("add-port br0 vm3");
+    pass_at_last(&mut third, &mut site.guests[1], &numbered(mac(3), MacAddr::BROADCAST, 1, 60));
+    site.guests[1].drain();
+    let pid = deciders(&site)["processes"][0].as_u64().expect("a number") as u32;
+    proc::signal(pid, Signal::STOP);
+    let lost = |site: &Site, port: &str| {
+        let of = deciders(site)["lost_of"].as_array().expect("a list").clone();
+        of.iter().find(|of| of["port"] == port).map_or(0, |of| of["packets"].as_u64().expect("a number"))
+    };
+    // Each to another address, so that each is the first of a flow.
+    let mut sent = 0u32;
+    wait_for("the socket to be full", PATIENCE, || {
+        for _ in 0..200 {
+            sent += 1;
+            site.guests[0].send(&numbered(mac(9), MacAddr([2, 1, 0, 0, (sent >> 8) as u8, sent as u8]), sent, 60));
+        }
+        lost(&site, "vm1") > 0
+    });
+    const QUIET: u32 = 0xffff;
+    let quiet = numbered(mac(3), MacAddr([2, 9, 9, 9, 9, 9]), QUIET, 60);
+    third.send(&quiet);
+    site.guests[1].drain();
+    proc::signal(pid, Signal::CONT);
+    // Nobody has that address: it goes to all, by what Open vSwitch says.
+    site.guests[1].recv("the quiet port's packet", |_, frame| number_of(frame) == Some(QUIET));
+    assert_eq!((lost(&site, "vm3"), lost(&site, "vm2")), (0, 0));
+    let stats = site.lasthop.command(&["stats"]);
+    assert!(stats.contains(&format!("of vm1 {}", lost(&site, "vm1"))), "{stats}");
     site.lasthop.check_sums();
 }
 

@@ -15,13 +15,17 @@ fn what_nobody_would_take_is_dropped_where_it_waits() {
         actions.clone()
     };
     assert_eq!(resumed(&mut site), whole::fetch(1));
-    site.datapath.has_no_room(PID);
+    // The other port floods.
+    site.datapath.has_no_room(PID, 2);
+    assert_eq!(resumed(&mut site), whole::fetch(1));
+    site.datapath.has_no_room(PID, 1);
     assert_eq!(resumed(&mut site), [Action::Drop(DropReason::MissQueueFull)]);
-    site.datapath.has_room(PID);
+    site.datapath.has_room(PID, 1);
     assert_eq!(resumed(&mut site), whole::fetch(1));
     site.datapath.disconnected(PID);
     assert_eq!(resumed(&mut site), [Action::Drop(DropReason::MissTimeout)]);
-    assert_eq!(site.datapath.untaken(), 3, "two here, and the upcall that had no room");
+    assert_eq!(site.datapath.untaken(), 4, "two here, and two upcalls that had no room");
+    assert_eq!(site.datapath.untaken_of().collect::<Vec<_>>(), [("vm1", 3), ("vm2", 1)]);
 }
 
 #[test]
