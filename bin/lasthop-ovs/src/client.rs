@@ -17,8 +17,9 @@ use tokio::io::unix::AsyncFd;
 
 /// Longest datagram that a client may send: a packet of 64 KiB and what is to be done with it.
 pub(crate) const MAX_REQUEST: usize = 192 * 1024;
-/// What a client says first, with the other end of its second connection; behind it stands the number that it had with a `lasthop-ovs` before, or 0.
-const HELLO: &[u8] = b"lasthop-ovs 2";
+/// What a client says first, with the other end of its second connection; behind it stands the number that it had with a `lasthop-ovs` before and what proves
+/// that (twelve bytes), or zeros.
+const HELLO: &[u8] = b"lasthop-ovs 3";
 
 /// A socket in the event loop.
 #[derive(Debug)]
@@ -83,8 +84,8 @@ impl Socket {
 /// What a client does.
 #[derive(Debug)]
 pub(crate) enum Event {
-    /// It is there, and had this number before, or 0; [`Client::welcome`] is due.
-    Hello(u32),
+    /// It is there, and had this number before, which that proves, or 0; [`Client::welcome`] is due.
+    Hello(u32, u64),
     /// A datagram of requests.
     Request(Vec<u8>),
     /// It wants to hear what this group is told, or does not any more.
@@ -134,11 +135,11 @@ impl Client {
         if self.second.is_none() {
             let aside = self.socket.aside();
             let said = self.socket.poll(cx, |fd| hello(fd, aside))?.map_err(io::Error::from);
-            let take = |(fd, before)| Ok((Socket::new(fd, Interest::READABLE)?, before));
+            let take = |(fd, before, proof)| Ok((Socket::new(fd, Interest::READABLE)?, before, proof));
             return Some(match said.and_then(take) {
-                Ok((second, before)) => {
+                Ok((second, before, proof)) => {
                     self.second = Some(second);
-                    Event::Hello(before)
+                    Event::Hello(before, proof)
                 }
                 Err(_) => Event::Gone,
             });
@@ -175,10 +176,11 @@ impl Client {
         })
     }
 
-    /// Tells it its number.
-    pub fn welcome(&self, pid: u32) {
+    /// Tells it its number, and what proves that it is its own; 0: it can have none now.
+    pub fn welcome(&self, pid: u32, proof: u64) {
         if let Some(second) = &self.second {
-            let _ = send(second.fd(), &pid.to_ne_bytes(), SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
+            let said = [&pid.to_ne_bytes()[..], &proof.to_ne_bytes()].concat();
+            let _ = send(second.fd(), &said, SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
         }
     }
 
@@ -264,18 +266,20 @@ fn receive(fd: BorrowedFd<'_>, room: &mut [u8], aside: &Arc<Aside>) -> Result<Ve
     room.get(..len).map(<[u8]>::to_vec).ok_or(Errno::CONNRESET)
 }
 
-/// What a client says first: the descriptor that comes along, which is a Unix socket, and the number that it had.
-fn hello(fd: BorrowedFd<'_>, aside: &Arc<Aside>) -> Result<(Foreign, u32), Errno> {
+/// What a client says first: the descriptor that comes along, which is a Unix socket, the number that it had, and what proves that.
+fn hello(fd: BorrowedFd<'_>, aside: &Arc<Aside>) -> Result<(Foreign, u32, u64), Errno> {
     let (mut bytes, mut fds) = ([0; 32], Vec::new());
     let received = receive_with_fds(fd, &mut bytes, &mut fds, RecvFlags::DONTWAIT);
     let fds: Vec<_> = fds.into_iter().map(|fd| Foreign::new(fd, aside)).collect();
     let (len, flags) = received?;
     let said =
         bytes.get(..len).and_then(|said| said.strip_prefix(HELLO)).filter(|_| !flags.contains(ReturnFlags::TRUNC));
-    let before = said.and_then(|number| number.try_into().ok()).map(u32::from_ne_bytes).ok_or(Errno::PROTO)?;
+    let said: &[u8; 12] = said.and_then(|said| said.try_into().ok()).ok_or(Errno::PROTO)?;
+    let &[a, b, c, d, ref proof @ ..] = said;
+    let (before, proof) = (u32::from_ne_bytes([a, b, c, d]), u64::from_ne_bytes(*proof));
     let Ok([second]) = <[Foreign; 1]>::try_from(fds) else { return Err(Errno::PROTO) };
     match sockopt::socket_domain(&second)? {
-        AddressFamily::UNIX => Ok((second, before)),
+        AddressFamily::UNIX => Ok((second, before, proof)),
         _ => Err(Errno::PROTO),
     }
 }
@@ -331,7 +335,7 @@ mod tests {
                 let ([theirs, ours], aside) = (pair(), Aside::new("test"));
                 let mut client = Client::new(ours, &aside).expect("a client");
                 let ((end, other), [second, kept]) = (lingering(), pair());
-                let hello = [HELLO, &[0; 4]].concat();
+                let hello = [HELLO, &[0; 12]].concat();
                 match way {
                     // Beside the one that is wanted; in its place; with nonsense.
                     0 => say(&theirs, &hello, vec![second, end]),
@@ -340,7 +344,7 @@ mod tests {
                     // Later, on either connection.
                     _ => {
                         say(&theirs, &hello, vec![second]);
-                        assert!(matches!(next(&mut client).await, Event::Hello(0)), "{way}");
+                        assert!(matches!(next(&mut client).await, Event::Hello(0, 0)), "{way}");
                         let fds = vec![end];
                         if way == 3 { say(&theirs, b"request", fds) } else { say(&kept, b"m", fds) }
                     }

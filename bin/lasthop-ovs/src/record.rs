@@ -2,26 +2,57 @@
 //! them are of no use any more, those that are go to the other file, piece by piece, and what is noted meanwhile goes to both. Where that has left no room, or there was
 //! not enough of it, it is not tried again for a while: all that there is to note would be written over and over.
 //!
+//! There are two such records: of all, which lives as long as `lasthop run` does, and the outline, which is in its run directory, and by which the datapath and its ports
+//! are there again when `lasthop run` was started anew. Open vSwitch then puts its flows back by itself.
+//!
 //! A file begins with three numbers of eight bytes: which of the two is newer (0: there is nothing in it), how many bytes of notes there are, and (in the first
-//! file) the next client's number. Each is written last, so a note is there or not, whenever this process is killed.
+//! file of the outline) the next client's number. Each is written last, so a note is there or not, whenever this process is killed. In that file follows a secret, which proves to
+//! the next process that a client's number is its own.
 
 use rustix::fs::ftruncate;
 use rustix::io::{Errno, pread, pwrite, retry_on_intr};
 use std::os::fd::OwnedFd;
 
-/// Bytes of the three numbers.
-const HEADER: u64 = 24;
+/// Bytes of the three numbers and the secret.
+const HEADER: u64 = 40;
 const LEN_AT: u64 = 8;
 const PID_AT: u64 = 16;
+const SECRET_AT: u64 = 24;
 /// With fewer bytes of notes nothing is begun anew.
 const SMALL: u64 = 1 << 20;
 /// Most bytes of notes: all flows that there may be, at their usual length, twice.
 const MOST: u64 = 256 << 20;
+/// Most bytes of notes of the outline: 4093 ports, 4096 meters, and what limits them.
+const MOST_OF_OUTLINE: u64 = 8 << 20;
 /// How long nothing is begun anew when that did not help, in milliseconds. All of it takes about a second of a processor, which then is a sixtieth.
 const WAIT: u64 = 60_000;
 
+/// What a record is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Of {
+    All,
+    /// All but flows and connections.
+    Outline,
+}
+
+impl Of {
+    fn most(self) -> u64 {
+        if self == Self::All { MOST } else { MOST_OF_OUTLINE }
+    }
+
+    fn words(self) -> &'static str {
+        if self == Self::All { "flows and connections" } else { "datapath and ports" }
+    }
+
+    /// When it is missed.
+    fn until(self) -> &'static str {
+        if self == Self::All { "this process be killed" } else { "`lasthop run` be started again" }
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Record {
+    of: Of,
     files: [OwnedFd; 2],
     /// The file that is written to.
     at: usize,
@@ -39,7 +70,7 @@ pub(crate) struct Record {
     now: u64,
     /// Before that time it is not begun anew.
     not_before: u64,
-    /// [`MOST`], but for tests.
+    /// [`Of::most`], but for tests.
     most: u64,
 }
 
@@ -61,16 +92,28 @@ fn write(file: &OwnedFd, mut bytes: &[u8], mut at: u64) -> Result<(), Errno> {
 
 impl Record {
     /// Of two files, empty or as the process before has left them; and what it has noted.
-    pub fn open(files: [OwnedFd; 2]) -> (Self, Vec<u8>) {
+    pub fn open(files: [OwnedFd; 2], of: Of) -> (Self, Vec<u8>) {
         let [first, second] = files.each_ref().map(|file| number(file, 0));
         let (at, age) = if second > first { (1, second) } else { (0, first) };
         let (len, until, anew, is_broken, has_failed) = (0, SMALL, None, age == 0, false);
-        let mut record =
-            Self { files, at, age, len, until, anew, is_broken, has_failed, now: 0, not_before: 0, most: MOST };
+        let mut record = Self {
+            of,
+            files,
+            at,
+            age,
+            len,
+            until,
+            anew,
+            is_broken,
+            has_failed,
+            now: 0,
+            not_before: 0,
+            most: of.most(),
+        };
         let mut notes = Vec::new();
         if age != 0 {
             let file = &record.files[at];
-            record.len = number(file, LEN_AT).min(MOST);
+            record.len = number(file, LEN_AT).min(record.most);
             notes.resize(record.len as usize, 0);
             let mut have = 0;
             while let Some(room) = notes.get_mut(have..).filter(|room| !room.is_empty()) {
@@ -87,6 +130,18 @@ impl Record {
     /// The number of the next client; 0 is the kernel itself.
     pub fn next_pid(&self) -> u32 {
         u32::try_from(number(&self.files[0], PID_AT)).unwrap_or(1).max(1)
+    }
+
+    /// The secret; `new`, if there was none.
+    pub fn secret(&self, new: [u8; 16]) -> [u8; 16] {
+        let mut secret = [0; 16];
+        let _ = retry_on_intr(|| pread(&self.files[0], &mut secret[..], SECRET_AT));
+        if secret == [0; 16] {
+            secret = new;
+            // Where that fails, the next process takes clients for those of another.
+            let _ = write(&self.files[0], &secret, SECRET_AT);
+        }
+        secret
     }
 
     /// The next client's number is another now.
@@ -178,14 +233,15 @@ impl Record {
     /// It is begun anew. If all of it is of use there is little room for more, and trying once more would make none.
     fn went_well(&mut self) {
         if std::mem::take(&mut self.has_failed) {
-            tracing::info!("there is a record of Open vSwitch's flows and connections again");
+            tracing::info!("there is a record of Open vSwitch's {} again", self.of.words());
         }
         if self.len > self.until {
             self.not_before = self.now + WAIT;
             tracing::warn!(
-                "{} of the {} MiB for a record of Open vSwitch's flows and connections are in use; with fewer (`lasthop run --connections`) there is always room",
+                "{} of the {} MiB for a record of Open vSwitch's {} are in use; with fewer (of connections: `lasthop run --connections`) there is always room",
                 self.len >> 20,
-                self.most >> 20
+                self.most >> 20,
+                self.of.words()
             );
         }
     }
@@ -202,8 +258,10 @@ impl Record {
                 e => e.to_string(),
             };
             tracing::warn!(
-                "no record of Open vSwitch's flows and connections: {why}; should this process be killed, ovs-vswitchd has to be restarted; tried again every {} s, and \
+                "no record of Open vSwitch's {}: {why}; should {}, ovs-vswitchd has to be restarted; tried again every {} s, and \
                  `lasthop conntrack stats` says whether there is one",
+                self.of.words(),
+                self.of.until(),
                 WAIT / 1000
             );
         }
@@ -233,7 +291,7 @@ mod tests {
 
     #[test]
     fn the_next_process_reads_what_was_noted() {
-        let (mut record, notes) = Record::open(files());
+        let (mut record, notes) = Record::open(files(), Of::All);
         assert!(notes.is_empty() && record.next_pid() == 1);
         record.add(b"lost");
         assert!(record.is_full(), "it has to be begun");
@@ -242,33 +300,35 @@ mod tests {
         record.add(b"three");
         assert!(!record.is_full());
         record.set_next_pid(77);
-        let (mut next, notes) = Record::open(same(&record));
+        assert_eq!(record.secret([7; 16]), [7; 16]);
+        let (mut next, notes) = Record::open(same(&record), Of::All);
         assert_eq!((&notes[..], next.next_pid()), (&b"one two three"[..], 77));
         for n in 0..5u8 {
             all_anew(&mut next, &[n]);
             next.add(b"!");
-            let (again, notes) = Record::open(same(&next));
+            let (again, notes) = Record::open(same(&next), Of::All);
             assert_eq!((&notes[..], again.next_pid()), (&[n, b'!'][..], 77));
+            assert_eq!(again.secret([8; 16]), [7; 16], "it stays");
         }
     }
 
     #[test]
     fn what_was_cut_short_is_not_there() {
-        let (mut record, _) = Record::open(files());
+        let (mut record, _) = Record::open(files(), Of::All);
         all_anew(&mut record, b"one ");
         // Killed behind the note, and before its length.
         write(&record.files[record.at], b"half", HEADER + 4).unwrap();
-        assert_eq!(Record::open(same(&record)).1, b"one ");
+        assert_eq!(Record::open(same(&record), Of::All).1, b"one ");
         // Killed while it was begun anew.
         let other = &record.files[1 - record.at];
         write(other, b"rubbish", HEADER).unwrap();
         write(other, &7u64.to_ne_bytes(), LEN_AT).unwrap();
-        assert_eq!(Record::open(same(&record)).1, b"one ");
+        assert_eq!(Record::open(same(&record), Of::All).1, b"one ");
     }
 
     #[test]
     fn notes_of_no_use_go() {
-        let (mut record, _) = Record::open(files());
+        let (mut record, _) = Record::open(files(), Of::All);
         all_anew(&mut record, &[]);
         let note = [7; 1000];
         let added = (0..)
@@ -281,40 +341,40 @@ mod tests {
             .count() as u64;
         assert_eq!(added, SMALL / 1000 + 1);
         all_anew(&mut record, &note);
-        assert_eq!(Record::open(same(&record)).1, note);
+        assert_eq!(Record::open(same(&record), Of::All).1, note);
         assert!(!record.is_full());
     }
 
     #[test]
     fn what_is_added_while_it_is_begun_anew_is_there_whenever_it_is_killed() {
-        let (mut record, _) = Record::open(files());
+        let (mut record, _) = Record::open(files(), Of::All);
         all_anew(&mut record, b"old ");
         record.begin();
         record.part(b"first ", false);
         record.add(b"between ");
         assert!(!record.is_full(), "it is being begun");
-        assert_eq!(Record::open(same(&record)).1, b"old between ");
+        assert_eq!(Record::open(same(&record), Of::All).1, b"old between ");
         record.part(b"last ", true);
         record.add(b"after ");
-        assert_eq!(Record::open(same(&record)).1, b"first between last after ");
+        assert_eq!(Record::open(same(&record), Of::All).1, b"first between last after ");
         // Half of it is of no use: the next process begins as if it had not been tried.
         record.begin();
         record.part(b"half ", false);
-        let (mut next, notes) = Record::open(same(&record));
+        let (mut next, notes) = Record::open(same(&record), Of::All);
         assert_eq!(notes, b"first between last after ");
         all_anew(&mut next, b"all ");
-        assert_eq!(Record::open(same(&next)).1, b"all ");
+        assert_eq!(Record::open(same(&next), Of::All).1, b"all ");
     }
 
     #[test]
     fn without_room_it_is_begun_anew_when_there_is_some() {
-        let (mut record, _) = Record::open(files());
+        let (mut record, _) = Record::open(files(), Of::All);
         record.set_next_pid(77);
         all_anew(&mut record, b"old ");
         record.begin();
         record.anew = Some(MOST);
         record.part(b"x", false);
-        assert!(Record::open(same(&record)).1.is_empty() && !record.is_kept(), "none count");
+        assert!(Record::open(same(&record), Of::All).1.is_empty() && !record.is_kept(), "none count");
         // At once it would fail for the same reason.
         assert!(!record.is_begun() && !record.is_full());
         record.set_now(WAIT - 1);
@@ -323,7 +383,7 @@ mod tests {
         record.set_now(WAIT);
         assert!(record.is_full());
         all_anew(&mut record, b"new ");
-        let (next, notes) = Record::open(same(&record));
+        let (next, notes) = Record::open(same(&record), Of::All);
         assert_eq!((&notes[..], next.next_pid()), (&b"new "[..], 77));
         assert!(record.is_kept() && !record.is_full());
     }
@@ -335,7 +395,7 @@ mod tests {
         let note = [7; 150];
         // What is of use takes so much; a second of ten thousand connections that begin and end.
         for use_of in [ROOM / 16 * 15, ROOM + 1] {
-            let (mut record, _) = Record::open(files());
+            let (mut record, _) = Record::open(files(), Of::All);
             record.most = ROOM;
             let all = vec![1; use_of as usize];
             let mut times = 0;
@@ -354,7 +414,7 @@ mod tests {
             record.set_now(200_000);
             assert!(record.is_full());
             all_anew(&mut record, b"few");
-            assert!(record.is_kept() && Record::open(same(&record)).1 == b"few");
+            assert!(record.is_kept() && Record::open(same(&record), Of::All).1 == b"few");
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::client::{Client, Event, MAX_REQUEST, Socket};
 use crate::presence::Presence;
-use crate::record::Record;
+use crate::record::{Of, Record};
 use lasthop_control::{ConnectionCursor, ConnectionStats, ConnectionView, Decider, LostOf, OpenVswitch};
 use lasthop_ipc::{FromControl, ToControl};
 use lasthop_management_ipc::{ControlToSupervisor, SupervisorToControl};
@@ -10,8 +10,9 @@ use lasthop_ovs_datapath::{Datapath, Figures, NotesFrom, Out, Tracked};
 use lasthop_sys::{Aside, Foreign};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{SocketFlags, accept_with};
+use siphasher::sip::SipHasher24;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::hash::{BuildHasher, RandomState};
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::pin::Pin;
@@ -39,8 +40,11 @@ const PART: u32 = 1024;
 #[derive(Debug)]
 pub(crate) struct Server {
     datapath: Datapath,
-    /// What the next process goes on with.
+    /// What the next process goes on with, and the first of another `lasthop run`.
     record: Record,
+    outline: Record,
+    /// By which numbers are proved.
+    secret: [u8; 16],
     /// How far all there is has been noted anew.
     anew: Option<NotesFrom>,
     listener: Socket,
@@ -62,17 +66,32 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Of a listening socket, the other end of the device, and the files of the record; with room for so many connections.
-    pub fn new(listener: OwnedFd, frames: OwnedFd, record: [OwnedFd; 2], connections: usize) -> io::Result<Self> {
+    /// Of a listening socket, the other end of the device, and the files of the record and of the outline; with room for so many connections.
+    pub fn new(
+        listener: OwnedFd,
+        frames: OwnedFd,
+        [record, outline]: [[OwnedFd; 2]; 2],
+        connections: usize,
+    ) -> io::Result<Self> {
         let mut datapath = Datapath::new().with_seed(RandomState::new().hash_one(())).with_room(connections);
-        let (mut record, notes) = Record::open(record);
+        let (mut record, all) = Record::open(record, Of::All);
+        let (mut outline, outlined) = Record::open(outline, Of::Outline);
+        let notes = if all.is_empty() { &outlined } else { &all };
         if !notes.is_empty() {
             datapath.set_now(lasthop_control::now_ms());
-            let (ports, flows) = datapath.restore(&notes);
-            tracing::info!("going on with {ports} ports and {flows} flows of Open vSwitch's");
+            let (ports, flows) = datapath.restore(notes);
+            if all.is_empty() {
+                tracing::info!("going on with {ports} ports of Open vSwitch's, as with the `lasthop run` before");
+            } else {
+                tracing::info!("going on with {ports} ports and {flows} flows of Open vSwitch's");
+            }
             record.begin();
             record.part(&datapath.notes(), true);
+            outline.begin();
+            outline.part(&datapath.outline(), true);
         }
+        let random = [(); 2].map(|()| RandomState::new().hash_one(()).to_ne_bytes()).concat();
+        let secret = outline.secret(random.try_into().unwrap_or_default());
         let aside = Aside::new("clients");
         let socket = |fd| Socket::new(Foreign::new(fd, &aside), Interest::READABLE);
         Ok(Self {
@@ -80,9 +99,11 @@ impl Server {
             listener: socket(listener)?,
             frames: socket(frames)?,
             clients: BTreeMap::new(),
-            next_pid: record.next_pid(),
+            next_pid: outline.next_pid(),
             new: VecDeque::new(),
             record,
+            outline,
+            secret,
             anew: None,
             room: vec![0; MAX_FRAME.max(MAX_REQUEST)],
             tick: None,
@@ -177,19 +198,37 @@ impl Server {
         }
         match Client::new(socket, &self.aside) {
             Ok(client) => {
-                self.clients.insert(self.next_pid, client);
-                self.new.push_back(self.next_pid);
-                self.datapath.connected(self.next_pid);
-                self.next_pid = self.next_pid.wrapping_add(1).max(1);
-                self.record.set_next_pid(self.next_pid);
+                let pid = self.free_number();
+                self.clients.insert(pid, client);
+                self.new.push_back(pid);
+                self.datapath.connected(pid);
+                self.outline.set_next_pid(self.next_pid);
             }
             Err(e) => tracing::warn!("a client of Open vSwitch: {e}"),
         }
     }
 
+    /// A number that nobody has, and that nobody who takes packets will want to have again.
+    fn free_number(&mut self) -> u32 {
+        loop {
+            let number = self.next_pid;
+            self.next_pid = number.wrapping_add(1).max(1);
+            if !self.clients.contains_key(&number) && !self.datapath.takers().any(|taker| taker == number) {
+                return number;
+            }
+        }
+    }
+
+    /// What whoever was given this number is given with it, by this process or one before.
+    fn proof(&self, number: u32) -> u64 {
+        let mut hasher = SipHasher24::new_with_key(&self.secret);
+        hasher.write_u32(number);
+        hasher.finish()
+    }
+
     fn hear(&mut self, pid: u32, event: Event) {
         match event {
-            Event::Hello(before) => self.welcome(pid, before),
+            Event::Hello(before, proof) => self.welcome(pid, before, proof),
             Event::Request(datagram) => self.datapath.request(pid, datagram),
             Event::Subscribe(group, wants) => {
                 self.datapath.subscribe(pid, group, wants);
@@ -216,6 +255,14 @@ impl Server {
         }
     }
 
+    /// The outline is a small part of all: it is noted anew at once.
+    fn outline_if_full(&mut self) {
+        if self.outline.is_full() {
+            self.outline.begin();
+            self.outline.part(&self.datapath.outline(), true);
+        }
+    }
+
     fn begin_if_full(&mut self) {
         if self.record.is_full() {
             self.record.begin();
@@ -224,17 +271,22 @@ impl Server {
         }
     }
 
-    /// A client gets its number: the one that it had, if that is free.
-    fn welcome(&mut self, pid: u32, before: u32) {
+    /// A client gets its number: the one that it had, if it proves that.
+    fn welcome(&mut self, pid: u32, before: u32, proof: u64) {
         let Some(client) = self.clients.remove(&pid) else { return };
         self.new.retain(|new| *new != pid);
-        let number = if before == 0 || self.clients.contains_key(&before) { pid } else { before };
+        let is_own = before != 0 && proof == self.proof(before);
+        let number = if is_own { before } else { pid };
         if number != pid {
             self.datapath.disconnected(pid);
+            if self.clients.contains_key(&number) {
+                // Another connection has it, which is not gone yet: it is to try again.
+                return client.welcome(0, 0);
+            }
             self.datapath.connected(number);
         }
-        client.welcome(number);
-        if let Some(process) = client.process.filter(|_| before != 0 && !self.datapath.is_made()) {
+        client.welcome(number, self.proof(number));
+        if let Some(process) = client.process.filter(|_| before != 0 && !(is_own && self.datapath.is_made())) {
             self.presence.is_left_over(process);
         }
         self.clients.insert(number, client);
@@ -276,6 +328,10 @@ impl Server {
             Out::Note(note) => {
                 self.record.add(&note);
                 self.begin_if_full();
+                if Datapath::is_outline(&note) {
+                    self.outline.add(&note);
+                    self.outline_if_full();
+                }
             }
             Out::Switch(message) => to_switch.push(*message),
             Out::Supervisor(message) => to_supervisor.push(message),
@@ -363,11 +419,15 @@ impl Decider for Server {
     fn take(&mut self, now_ms: u64) -> (Vec<FromControl>, Vec<ControlToSupervisor>) {
         self.datapath.set_now(now_ms);
         self.record.set_now(now_ms);
+        self.outline.set_now(now_ms);
         self.datapath.tick();
         self.look_who_is_there(now_ms);
         if !self.record.is_kept() {
             // There may be room by now, also if nothing more is to be noted.
             self.begin_if_full();
+        }
+        if !self.outline.is_kept() {
+            self.outline_if_full();
         }
         let (mut to_switch, mut to_supervisor) = (Vec::new(), Vec::new());
         loop {
@@ -386,8 +446,90 @@ impl Decider for Server {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketType, recv, socket_with, socketpair};
     use std::future::poll_fn;
+    use std::os::fd::AsFd;
     use std::os::unix::net::UnixDatagram;
+    use std::path::Path;
+
+    /// As the library says hello.
+    fn connect(path: &Path, before: (u32, u64)) -> [OwnedFd; 2] {
+        let pair = || socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        rustix::net::connect(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
+        let (second, theirs) = pair();
+        let hello = [&b"lasthop-ovs 3"[..], &before.0.to_ne_bytes(), &before.1.to_ne_bytes()].concat();
+        lasthop_sys::send_with_fds(&socket, &hello, &[theirs.as_fd()], SendFlags::empty()).unwrap();
+        [socket, second]
+    }
+
+    /// The number that it is given, and what proves it.
+    async fn welcomed(server: &mut Server, [_, second]: &[OwnedFd; 2]) -> (u32, u64) {
+        let mut said = [0; 12];
+        for _ in 0..2000 {
+            let _ = poll_fn(|cx| Poll::Ready(server.poll(cx))).await;
+            server.take(1);
+            if let Ok((12, _)) = recv(second, &mut said[..], RecvFlags::DONTWAIT) {
+                let word = |at: usize| u32::from_ne_bytes(said[at..at + 4].try_into().unwrap());
+                return (word(0), u64::from_ne_bytes(said[4..].try_into().unwrap()));
+            }
+            sleep(Duration::from_millis(1)).await;
+        }
+        panic!("no answer");
+    }
+
+    /// Whoever named a number that was free had it: what was for its owner, who was to come back, went there.
+    #[test]
+    fn a_number_is_had_again_by_whom_it_was_given_to() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("ovs.sock");
+            let files = [(); 4].map(|()| lasthop_sys::memfd("record", 0).unwrap());
+            // As one process after the other has it.
+            let start = || {
+                let _ = std::fs::remove_file(&path);
+                let listener =
+                    socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+                rustix::net::bind(&listener, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+                rustix::net::listen(&listener, 16).unwrap();
+                let [a, b, c, d] = files.each_ref().map(|file| file.try_clone().unwrap());
+                let (frames, _) = UnixDatagram::pair().unwrap();
+                Server::new(listener, frames.into(), [[a, b], [c, d]], 4096).unwrap()
+            };
+            let mut server = start();
+            let new = connect(&path, (0, 0));
+            let own = welcomed(&mut server, &new).await;
+            let mut given = vec![own.0];
+            drop((server, new));
+            let mut server = start();
+            let mut held = Vec::new();
+            // With no proof, another's, and one that was guessed; a number that will be given comes to nobody before, either.
+            for before in [(own.0, 0), (own.0 + 1, own.1), (own.0, own.1 ^ 1), (own.0 + 3, 7)] {
+                let socket = connect(&path, before);
+                let (number, _) = welcomed(&mut server, &socket).await;
+                assert!(number != 0 && !given.contains(&number) && number != before.0, "{number} of {given:?}");
+                given.push(number);
+                held.push(socket);
+            }
+            let back = connect(&path, own);
+            assert_eq!(welcomed(&mut server, &back).await, own);
+            let twice = connect(&path, own);
+            assert_eq!(welcomed(&mut server, &twice).await, (0, 0), "it is in use");
+            drop(back);
+            // Until it is seen that it is not, one is to try again.
+            let mut number = (0, 0);
+            for _ in 0..100 {
+                let socket = connect(&path, own);
+                number = welcomed(&mut server, &socket).await;
+                held.push(socket);
+                if number.0 != 0 {
+                    break;
+                }
+            }
+            assert_eq!(number, own);
+        });
+    }
 
     /// Parts were noted only when something else was to do, or connections' time was due.
     #[test]
@@ -396,7 +538,7 @@ mod tests {
         runtime.block_on(async {
             let (listener, frames) = UnixDatagram::pair().unwrap();
             let (listener, frames) = (OwnedFd::from(listener), OwnedFd::from(frames));
-            let record = [(); 2].map(|()| lasthop_sys::memfd("record", 0).unwrap());
+            let record = [(); 2].map(|()| [(); 2].map(|()| lasthop_sys::memfd("record", 0).unwrap()));
             // Nothing is to be accepted or read: the pair is silent.
             let mut server = Server::new(listener, frames, record, 4096).unwrap();
             assert!(poll_fn(|cx| Poll::Ready(server.poll(cx))).await.is_pending(), "there is nothing to do");

@@ -21,6 +21,8 @@ mod limits;
 mod meters;
 #[path = "open_vswitch/mirrors.rs"]
 mod mirrors;
+#[path = "open_vswitch/restarts.rs"]
+mod restarts;
 #[path = "open_vswitch/samples.rs"]
 mod samples;
 #[path = "open_vswitch/service_headers.rs"]

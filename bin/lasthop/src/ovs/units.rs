@@ -161,7 +161,6 @@ fn drop_in(lasthop: &Path, library: &Path, InstallArgs { run_dir, .. }: &Install
         "[Unit]
 Wants=lasthop.service
 After=lasthop.service
-PartOf=lasthop.service
 
 [Service]
 Environment=LD_PRELOAD={library}

@@ -10,16 +10,21 @@ use super::supervisor::Supervisor;
 use lasthop_policy::{Mirror, OF_SWITCH, OF_SWITCH_WORDS, PortSettings};
 use lasthop_sys::{make_tap, memfd};
 use lasthop_uplink_ipc::UplinkDriver;
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::net::netdevice::name_to_index;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use std::collections::BTreeMap;
+use std::fs::OpenOptions;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use tracing::{info, warn};
 
 /// Name of the socket in the run directory.
 const SOCKET_NAME: &str = "ovs.sock";
+/// Beginning of the names of the files there that the next `lasthop run` goes on with.
+const OUTLINE_NAME: &str = "ovs.datapath";
 /// Name of the port whose device `lasthop-ovs` holds the other end of, and of that device.
 pub const PACKET_PORT: &str = "ovs-packets";
 /// Room for an interface's name and the zero behind it (linux/if.h).
@@ -62,6 +67,8 @@ pub struct OpenVswitch {
     frames: OwnedFd,
     /// Where a `lasthop-ovs` notes what the next one goes on with.
     record: [OwnedFd; 2],
+    /// The same for the first `lasthop-ovs` of another `lasthop run`: the datapath and its ports.
+    outline: [OwnedFd; 2],
     /// By name; none where there can be none.
     representors: BTreeMap<String, Option<OwnedFd>>,
 }
@@ -90,13 +97,15 @@ impl OpenVswitch {
         })?;
         let file = || memfd("lasthop-ovs", 0).map_err(|e| Failed(format!("--control ovs: memory for a record: {e}")));
         let socket = Some(Served::new((socket, listener), Serves::OpenVswitch));
-        Ok(Self { socket, frames, record: [file()?, file()?], representors: BTreeMap::new() })
+        let outline = [outline_file(run_dir, 1)?, outline_file(run_dir, 2)?];
+        Ok(Self { socket, frames, record: [file()?, file()?], outline, representors: BTreeMap::new() })
     }
 
     /// What `lasthop-ovs` gets, behind the sockets whose clients it serves.
-    pub fn descriptors(&self) -> [BorrowedFd<'_>; 3] {
+    pub fn descriptors(&self) -> [BorrowedFd<'_>; 5] {
         let [record, other] = self.record.each_ref().map(AsFd::as_fd);
-        [self.frames.as_fd(), record, other]
+        let [outline, other_outline] = self.outline.each_ref().map(AsFd::as_fd);
+        [self.frames.as_fd(), record, other, outline, other_outline]
     }
 
     /// The port by which packets get there.
@@ -115,6 +124,21 @@ impl OpenVswitch {
     }
 }
 
+/// One of the two files by which Open vSwitch's datapath outlives this process. It is in the run directory, so it goes with a reboot, as the kernel's datapath does.
+fn outline_file(run_dir: &Path, number: u32) -> Result<OwnedFd, RunError> {
+    let path = run_dir.join(format!("{OUTLINE_NAME}-{number}"));
+    let mut options = OpenOptions::new();
+    options
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .custom_flags(OFlags::NOFOLLOW.bits() as i32);
+    let file = options.open(&path).map_err(|e| Failed(format!("--control ovs: {}: {e}", path.display())))?;
+    Ok(file.into())
+}
+
 /// The program that decides.
 pub fn program(ovs: bool) -> &'static str {
     if ovs { "lasthop-ovs" } else { "lasthop-control" }
@@ -124,7 +148,7 @@ pub fn program(ovs: bool) -> &'static str {
 pub fn control(read_api: bool, ovs: bool) -> (&'static str, Vec<String>) {
     let mut options = vec!["--supervisor-fd", "--host-view-fd", "--api-fd"];
     options.extend(read_api.then_some("--read-api-fd"));
-    let for_ovs = ["--ovs-fd", "--frames-fd", "--record-fd", "--other-record-fd"];
+    let for_ovs = ["--ovs-fd", "--frames-fd", "--record-fd", "--other-record-fd", "--outline-fd", "--other-outline-fd"];
     options.extend(ovs.then_some(for_ovs).into_iter().flatten());
     let numbered = options.iter().zip(3..).flat_map(|(option, fd)| [(*option).to_owned(), fd.to_string()]);
     (program(ovs), numbered.collect())

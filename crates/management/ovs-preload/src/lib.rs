@@ -6,7 +6,8 @@
 //! second connection, on which lasthop-ovs says "." when all answers lie in the first, or "+" when there was room for a part of them;
 //! whoever has read that part gets the next when it asks with "m".
 //!
-//! When lasthop-ovs has died, whoever uses a socket next connects it to the one that has taken its place, under the number that it had. A receiver is
+//! When lasthop-ovs has died, or `lasthop run` was started again, whoever uses a socket next connects it to the one that has taken its place, under the number that it had, with
+//! what lasthop-ovs has given it to prove that. A receiver is
 //! told that something was lost (ENOBUFS), as the kernel says where a socket had no room: Open vSwitch then asks again.
 //!
 //! A routing netlink socket stays the kernel's, but makes no interfaces for tunnels of Open vSwitch: these are to be lasthop's. And what Open vSwitch has the
@@ -19,12 +20,14 @@
 mod traffic;
 
 use libc::{c_int, c_long, c_void, msghdr, size_t, sockaddr, sockaddr_nl, sockaddr_un, socklen_t, ssize_t};
-use std::sync::atomic::{AtomicI32, AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 /// Most descriptors of a program.
 const DESCRIPTORS: usize = 65_536;
-/// What is said first, with the second connection, and in front of the number that the socket had before, or 0.
-const HELLO: [u8; 13] = *b"lasthop-ovs 2";
+/// What is said first, with the second connection, and in front of the number that the socket had before and what proves that, or zeros.
+const HELLO: [u8; 13] = *b"lasthop-ovs 3";
+/// Bytes of a number and its proof.
+const NUMBER: usize = 12;
 /// How long whoever finds lasthop gone waits, in nanoseconds: it will ask again at once.
 const PAUSE_NS: c_long = 100_000_000;
 /// Where lasthop-ovs listens, unless the environment says so.
@@ -33,6 +36,8 @@ const VARIABLE: &[u8] = b"LASTHOP_OVS_SOCKET\0";
 
 /// Of each descriptor that is ours the number that lasthop-ovs has given it, which stands for a netlink socket's; 0 for others.
 static PID: [AtomicU32; DESCRIPTORS] = [const { AtomicU32::new(0) }; DESCRIPTORS];
+/// What proves that the number is its own.
+static PROOF: [AtomicU64; DESCRIPTORS] = [const { AtomicU64::new(0) }; DESCRIPTORS];
 /// Its second connection.
 static SECOND: [AtomicI32; DESCRIPTORS] = [const { AtomicI32::new(-1) }; DESCRIPTORS];
 /// Not 0: it is a routing netlink socket of the kernel's.
@@ -139,18 +144,20 @@ fn address() -> Option<sockaddr_un> {
     Some(address)
 }
 
-/// Sends hello and the second connection's other end, and hears the socket's number: `before`, if it had one.
-fn greet(fd: c_int, pair: [c_int; 2], before: u32) -> Option<u32> {
-    let mut hello = [0u8; HELLO.len() + size_of::<u32>()];
-    let (first, second) = hello.split_at_mut(HELLO.len());
-    first.copy_from_slice(&HELLO);
-    second.copy_from_slice(&before.to_ne_bytes());
+/// A socket's number, and what proves that it is its own; zeros: it has none.
+type Number = (u32, u64);
+
+/// Sends hello and the second connection's other end, and hears the socket's number: `before`, if it had one that lasthop-ovs has given it.
+fn greet(fd: c_int, pair: [c_int; 2], before: Number) -> Option<Number> {
+    let mut hello = [0u8; HELLO.len() + NUMBER];
+    let said = HELLO.into_iter().chain(before.0.to_ne_bytes()).chain(before.1.to_ne_bytes());
+    hello.iter_mut().zip(said).for_each(|(to, byte)| *to = byte);
     let mut part = libc::iovec { iov_base: hello.as_mut_ptr().cast(), iov_len: hello.len() };
     // As long and as aligned as a control message with one descriptor.
     let mut control = [0u64; 4];
     // SAFETY: all-zero is a valid message; what it points to are live locals of the lengths given, and the control message lies inside of
     // its room, which is larger than CMSG_SPACE of one descriptor.
-    let (sent, heard, pid) = unsafe {
+    let (sent, heard, number) = unsafe {
         let mut message: msghdr = std::mem::zeroed();
         (message.msg_iov, message.msg_iovlen) = (&raw mut part, 1);
         message.msg_control = (&raw mut control).cast();
@@ -162,16 +169,18 @@ fn greet(fd: c_int, pair: [c_int; 2], before: u32) -> Option<u32> {
         libc::CMSG_DATA(header).cast::<c_int>().write_unaligned(pair[1]);
         let sent = libc::syscall(libc::SYS_sendmsg, fd, &raw const message, libc::MSG_NOSIGNAL);
         close_one(pair[1]);
-        let mut pid = 0u32;
-        let heard = libc::syscall(libc::SYS_recvfrom, pair[0], &raw mut pid, size_of::<u32>(), 0, 0usize, 0usize);
-        (sent, heard, pid)
+        let mut number = [0u8; NUMBER];
+        let heard = libc::syscall(libc::SYS_recvfrom, pair[0], &raw mut number, NUMBER, 0, 0usize, 0usize);
+        (sent, heard, number)
     };
-    let is_whole = sent == hello.len() as c_long && heard == size_of::<u32>() as c_long;
-    (is_whole && pid != 0 && (before == 0 || pid == before)).then_some(pid)
+    let [a, b, c, d, proof @ ..] = number;
+    let (pid, proof) = (u32::from_ne_bytes([a, b, c, d]), u64::from_ne_bytes(proof));
+    let is_whole = sent == hello.len() as c_long && heard == NUMBER as c_long;
+    (is_whole && pid != 0).then_some((pid, proof))
 }
 
-/// A connection to lasthop-ovs and its second one, and the number that it has; `before`: the number that it is to have.
-fn open(flags: c_int, before: u32) -> Option<(c_int, c_int, u32)> {
+/// A connection to lasthop-ovs and its second one, and the number that it has; `before`: the number that it had.
+fn open(flags: c_int, before: Number) -> Option<(c_int, c_int, Number)> {
     let address = address()?;
     let kind = libc::SOCK_SEQPACKET | flags & libc::SOCK_CLOEXEC;
     let mut pair = [-1; 2];
@@ -199,10 +208,10 @@ fn open(flags: c_int, before: u32) -> Option<(c_int, c_int, u32)> {
 
 /// A connection to lasthop-ovs in place of a generic netlink socket; -1 and EPROTONOSUPPORT, as of a kernel without it, if there is none.
 fn connect_to_lasthop(flags: c_int) -> c_int {
-    let opened = open(flags, 0);
+    let opened = open(flags, (0, 0));
     let at = opened.and_then(|(fd, ..)| usize::try_from(fd).ok());
     let place = at.and_then(|at| Some((PID.get(at)?, SECOND.get(at)?, OWED.get(at)?, GROUPS.get(at)?, LOST.get(at)?)));
-    let (Some((fd, second, number)), Some(place)) = (opened, place) else {
+    let (Some((fd, second, (number, proof))), Some(place)) = (opened, place) else {
         opened.into_iter().flat_map(|(fd, second, _)| [fd, second]).for_each(close_one);
         set_errno(libc::EPROTONOSUPPORT);
         return -1;
@@ -213,6 +222,7 @@ fn connect_to_lasthop(flags: c_int) -> c_int {
     }
     place.1.store(second, Relaxed);
     [place.2, place.3, place.4].iter().for_each(|of| of.store(0, Relaxed));
+    PROOF.iter().skip(fd as usize).take(1).for_each(|of| of.store(proof, Relaxed));
     place.0.store(number, Relaxed);
     fd
 }
@@ -226,9 +236,10 @@ fn say_of_group(second: c_int, how: u8, group: u32) -> bool {
 /// lasthop-ovs is gone: connects a socket to the one that has taken its place, and waits for it. False if there is none, after a while, so that
 /// whoever asks again at once does not take a processor for it.
 fn reconnect(at: usize) -> bool {
-    let place = || Some((PID.get(at)?, SECOND.get(at)?, OWED.get(at)?, GROUPS.get(at)?, LOST.get(at)?));
-    let (Ok(fd), Some((pid, second, owed, groups, lost))) = (c_int::try_from(at), place()) else { return false };
-    let Some((new, new_second, _)) = open(libc::SOCK_CLOEXEC, pid.load(Relaxed)) else {
+    let place = || Some((PID.get(at)?, PROOF.get(at)?, SECOND.get(at)?, OWED.get(at)?, GROUPS.get(at)?, LOST.get(at)?));
+    let (Ok(fd), Some((pid, proof, second, owed, groups, lost))) = (c_int::try_from(at), place()) else { return false };
+    let before = (pid.load(Relaxed), proof.load(Relaxed));
+    let Some((new, new_second, number)) = open(libc::SOCK_CLOEXEC, before) else {
         let pause = libc::timespec { tv_sec: 0, tv_nsec: PAUSE_NS };
         // SAFETY: the time is a live local; nothing is written.
         unsafe { libc::syscall(libc::SYS_nanosleep, &raw const pause, 0usize) };
@@ -243,6 +254,9 @@ fn reconnect(at: usize) -> bool {
     };
     close_one(new);
     close_one(second.swap(new_second, Relaxed));
+    // Another than before is of a lasthop that does not know it: there is no datapath of its own either.
+    pid.store(number.0, Relaxed);
+    proof.store(number.1, Relaxed);
     owed.store(0, Relaxed);
     lost.store(0, Relaxed);
     let groups = groups.load(Relaxed);

@@ -66,7 +66,7 @@ fn failure(request: &[u8], error: i32) -> Vec<u8> {
 
 /// All answers to a datagram on a connection of its own; none if lasthop-ovs gives none.
 fn ask(datagram: &[u8]) -> Option<VecDeque<Vec<u8>>> {
-    let (fd, second, _) = open(libc::SOCK_CLOEXEC, 0)?;
+    let (fd, second, _) = open(libc::SOCK_CLOEXEC, (0, 0))?;
     let mut answers = VecDeque::new();
     let mut more = say(fd, datagram).then(|| hear(second)).flatten();
     while let Some(said) = more {

@@ -135,6 +135,20 @@ impl Datapath {
         (to.into_bytes(), None)
     }
 
+    /// All that there is to note but flows and connections: the datapath, its ports and meters, and what limits them.
+    pub fn outline(&self) -> Vec<u8> {
+        let (mut notes, _) = self.notes_from(NotesFrom::default(), 0);
+        let mut to = Writer::new();
+        self.connections.write_limits(&mut to);
+        notes.extend(to.into_bytes());
+        notes
+    }
+
+    /// Whether a note is of no flow and no connection.
+    pub fn is_outline(note: &[u8]) -> bool {
+        messages(note).all(|message| message.kind != family::FLOW.id && !matches!(message.kind, KEPT | GONE))
+    }
+
     fn note_datapath(&self, name: &str, to: &mut Writer) {
         to.begin(family::DATAPATH.id, 0, 0, 0);
         to.ovs_header(command::NEW, family::DATAPATH.version, DP_IFINDEX);

@@ -137,13 +137,12 @@ fn two_ovs_vswitchd_are_found() {
     wait_for("one of them", PATIENCE, || site.deciders()["processes"].as_array().expect("a list").len() <= 1);
 }
 
-/// One that goes on after `lasthop run` was replaced has a datapath that is gone.
+/// One that goes on after `lasthop run` was replaced has a datapath that is gone, if nothing was kept of it.
 #[test]
 fn an_ovs_vswitchd_of_an_earlier_lasthop_is_found() {
     let mut site = Site::new();
-    let ports = ["vm1", "vm2"].map(|name| Port::listen(name, site.dir.path()));
-    let lasthop = std::mem::replace(&mut site.lasthop, Lasthop::start(&[]));
-    site.lasthop = lasthop.start_again(Some(&site.netns), &ports, &["--control", "ovs", "--no-bpf"], || ());
+    let kept = [1, 2].map(|n| site.lasthop.run_dir().join(format!("ovs.datapath-{n}")));
+    site.start_lasthop_again(false, || kept.iter().for_each(|file| std::fs::remove_file(file).expect("it is there")));
     site.says("goes on with the datapath of a `lasthop run` before");
     wait_for("a finding", 3 * PATIENCE, || {
         site.findings(|| ()).iter().any(|finding| finding["kind"] == "open-vswitch-left-over")

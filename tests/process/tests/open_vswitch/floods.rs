@@ -4,12 +4,15 @@ use super::away::deciders;
 use super::connections::rules;
 use super::*;
 use lasthop_conntrack::testutil::Ends;
+use lasthop_ovs_abi::family::{self, packet, packet_command};
+use lasthop_ovs_abi::netlink::Writer;
 use lasthop_tests_process::proc;
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv, send, socket_with,
+    socketpair,
 };
 use rustix::process::Signal;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 /// Sockets as `liblasthop_ovs.so` opens them, as many as may be, of which none is used as that does.
 fn flood(path: &std::path::Path, rounds: usize) -> Vec<OwnedFd> {
@@ -94,6 +97,61 @@ fn a_port_that_floods_takes_no_other_ports_place_before_open_vswitch() {
     assert_eq!((lost(&site, "vm3"), lost(&site, "vm2")), (0, 0));
     let stats = site.lasthop.command(&["stats"]);
     assert!(stats.contains(&format!("of vm1 {}", lost(&site, "vm1"))), "{stats}");
+    site.lasthop.check_sums();
+}
+
+/// Most memory that lasthop-ovs has had, in KiB.
+fn most_memory(site: &Site) -> u64 {
+    let pid = site.lasthop.child("lasthop-ovs");
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a line");
+    line.trim().trim_end_matches(" kB").parse().expect("a number")
+}
+
+/// A connection as `liblasthop_ovs.so` makes it, and its second one, by which it hears that a request is answered.
+fn client(path: &std::path::Path) -> [OwnedFd; 2] {
+    let flags = SocketFlags::CLOEXEC;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).expect("a socket");
+    connect(&socket, &SocketAddrUnix::new(path).expect("a path")).expect("lasthop-ovs listens");
+    let (second, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).expect("a pair");
+    let hello = [&b"lasthop-ovs 3"[..], &[0; 12]].concat();
+    lasthop_sys::send_with_fds(&socket, &hello, &[theirs.as_fd()], SendFlags::empty()).expect("it is sent");
+    let (n, _) = recv(&second, &mut [0u8; 16][..], RecvFlags::empty()).expect("a number");
+    assert_eq!(n, 12);
+    [socket, second]
+}
+
+/// It took as much memory as all of its frames, and nobody else had a turn meanwhile.
+#[test]
+fn a_packet_with_thousands_of_outputs_takes_little_memory_and_nobodys_turn() {
+    const OUTPUTS: usize = 4000;
+    const LEN: usize = 60_000;
+    let mut site = Site::new();
+    let show = site.appctl(&["dpctl/show"]);
+    let port = show.lines().find_map(|line| line.trim().strip_prefix("port ")?.strip_suffix(": vm2"));
+    let port: u32 = port.and_then(|no| no.parse().ok()).unwrap_or_else(|| panic!("no vm2 in {show}"));
+    let mut to = Writer::new();
+    to.begin(family::PACKET.id, 1, 1, 0);
+    to.ovs_header(packet_command::EXECUTE, family::PACKET.version, 0);
+    to.attribute(packet::PACKET, &numbered(mac(7), mac(2), 9, LEN));
+    to.nest(packet::KEY, |to| to.number(3, port));
+    to.nest(packet::ACTIONS, |to| (0..OUTPUTS).for_each(|_| to.number(1, port)));
+    to.end();
+    let [socket, second] = client(&site.lasthop.run_dir().join("ovs.sock"));
+    // From here on (proc(5): clear_refs).
+    std::fs::write(format!("/proc/{}/clear_refs", site.lasthop.child("lasthop-ovs")), "5").expect("root may");
+    let before = most_memory(&site);
+    let request = to.into_bytes();
+    assert_eq!(send(&socket, &request, SendFlags::empty()), Ok(request.len()));
+    // Others are decided about meanwhile.
+    let [a, b] = &mut site.guests;
+    pass_at_last(b, a, &numbered(mac(2), MacAddr::BROADCAST, 1, 60));
+    let (n, _) = recv(&second, &mut [0u8; 16][..], RecvFlags::empty()).expect("the answer");
+    assert_eq!(n, 1, "all is sent");
+    let refused = recv(&socket, &mut [0u8; 64][..], RecvFlags::DONTWAIT);
+    assert_eq!(refused, Err(rustix::io::Errno::AGAIN), "it was not refused");
+    let took = most_memory(&site).saturating_sub(before);
+    assert!(took < (OUTPUTS * LEN / 8 / 1024) as u64, "{took} KiB");
     site.lasthop.check_sums();
 }
 
