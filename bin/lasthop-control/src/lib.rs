@@ -24,7 +24,7 @@ mod view;
 use crate::core::{Command, Core, Event};
 pub use decider::Decider;
 use decider::Nobody;
-pub use lasthop_api::{LostOf, OpenVswitch};
+pub use lasthop_api::{LostOf, OpenVswitch, RatesOf};
 use lasthop_ipc::{ChannelError, ToControl};
 use lasthop_management_ipc::{ControlToSupervisor, SupervisorToControl};
 use lasthop_policy::CONNECTIONS;

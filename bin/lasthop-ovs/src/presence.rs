@@ -79,7 +79,7 @@ impl Presence {
             has_come: self.has_come,
             left_over: self.left_over.iter().copied().collect(),
             lost,
-            lost_of: Vec::new(),
+            ..OpenVswitch::default()
         }
     }
 }

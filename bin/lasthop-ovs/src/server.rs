@@ -3,8 +3,8 @@
 use crate::client::{Client, Event, MAX_REQUEST, Socket};
 use crate::presence::Presence;
 use crate::record::{Of, Record};
-use lasthop_control::{ConnectionCursor, ConnectionStats, ConnectionView, Decider, LostOf, OpenVswitch};
-use lasthop_ipc::{FromControl, ToControl};
+use lasthop_control::{ConnectionCursor, ConnectionStats, ConnectionView, Decider, LostOf, OpenVswitch, RatesOf};
+use lasthop_ipc::{FromControl, RateLimit, ToControl};
 use lasthop_management_ipc::{ControlToSupervisor, SupervisorToControl};
 use lasthop_ovs_datapath::{Datapath, Figures, NotesFrom, Out, Tracked};
 use lasthop_sys::{Aside, Foreign};
@@ -384,7 +384,17 @@ impl Decider for Server {
     fn standing(&self, now_ms: u64) -> OpenVswitch {
         let of = |(port, packets): (&str, u64)| LostOf { port: port.to_owned(), packets };
         let lost_of = self.datapath.untaken_of().map(of).collect();
-        OpenVswitch { lost_of, ..self.presence.shown(self.datapath.untaken(), now_ms) }
+        let [ports, without] = [self.ports(), self.datapath.ports_without().map(str::to_owned).collect()];
+        let words = |rate: RateLimit| match rate {
+            RateLimit { bytes: 0, packets, .. } => format!("{packets} packets a second"),
+            RateLimit { bytes, .. } => format!("{} bits a second", bytes * 8),
+        };
+        let rates = self.datapath.rates().map(|(port, rates)| {
+            let [from, to] = rates.map(|rate| rate.map(words));
+            RatesOf { port: port.to_owned(), from, to }
+        });
+        let rates = rates.collect();
+        OpenVswitch { lost_of, ports, without, rates, ..self.presence.shown(self.datapath.untaken(), now_ms) }
     }
 
     fn ports(&self) -> Vec<String> {

@@ -4,7 +4,9 @@ use crate::SharedArgs;
 use crate::client::{CliError, Instance, collect};
 use crate::run::PACKET_PORT;
 use crate::table::{Align, Table, duration};
-use lasthop_api::{Drops, Field, Flow, Mirror, Port, SwitchProxy, SwitchStats, Translation, Uplink};
+use lasthop_api::{
+    Drops, Field, Flow, Mirror, OpenVswitch, Port, RatesOf, SwitchProxy, SwitchStats, Translation, Uplink,
+};
 use lasthop_text::counted;
 use serde::Serialize;
 
@@ -61,8 +63,20 @@ pub fn ports(shared: &SharedArgs) -> Result<String, CliError> {
     let ports = all_ports(&mut instance)?;
     let interfaces = interfaces(&mut instance, &ports)?;
     let mirrors = instance.ask(async |c| c.mirror_list().await)?.mirrors;
-    shared
-        .show(&Ports { ports, interfaces }, |p| port_table(&p.ports, &p.interfaces) + &destinations(&p.ports, &mirrors))
+    let rates = rates(&instance.ask(async |c| c.stats().await)?.deciders.unwrap_or_default());
+    shared.show(&Ports { ports, interfaces }, |p| {
+        port_table(&p.ports, &p.interfaces) + &destinations(&p.ports, &mirrors) + &rates
+    })
+}
+
+/// Rates that Open vSwitch has set.
+pub fn rates(deciders: &OpenVswitch) -> String {
+    let line = |of: &RatesOf| {
+        let from = of.from.iter().map(|rate| format!("{rate} from there"));
+        let both: Vec<_> = from.chain(of.to.iter().map(|rate| format!("{rate} to there"))).collect();
+        format!("{}: Open vSwitch sets {}\n", of.port, both.join(", "))
+    };
+    deciders.rates.iter().map(line).collect()
 }
 
 /// Which ports get copies and nothing else: what such a guest sends is dropped.

@@ -1,8 +1,8 @@
 //! Open vSwitch, where it decides: whether it is there, alone, and takes what it is shown.
 
-use super::facts::Facts;
+use super::facts::{Facts, Way};
 use super::finding::Finding;
-use lasthop_api::OpenVswitch;
+use lasthop_api::{OpenVswitch, Port};
 use lasthop_text::counted;
 
 /// A lasthop-ovs that has just been started is connected to again after less, in ms.
@@ -20,7 +20,36 @@ pub fn findings(facts: &Facts<'_>) -> Vec<Finding> {
     });
     let there = if deciders.processes.is_empty() { away(facts, deciders) } else { late(facts, deciders) };
     let left_over = (!deciders.left_over.is_empty()).then(|| left_over(facts, deciders));
-    socket.into_iter().chain(left_over).chain(there).chain(twice(deciders)).collect()
+    let ports = of_ports(facts, deciders);
+    socket.into_iter().chain(left_over).chain(there).chain(twice(deciders)).chain(ports).collect()
+}
+
+/// Ports of which Open vSwitch drops what they send, and those of its own that are nothing here.
+fn of_ports(facts: &Facts<'_>, deciders: &OpenVswitch) -> Vec<Finding> {
+    let dropped = |port: &Port| -> Option<Finding> {
+        let rise = facts.drops(port, Way::From, "policy");
+        let name = &port.name;
+        let finding = if deciders.ports.contains(name) {
+            Finding::at(name, "rule-drops", "rules of Open vSwitch drop what it sends")
+                .remedy("`ovs-appctl dpctl/dump-flows` shows what is dropped (`actions:drop`), and `ovs-appctl ofproto/trace BRIDGE in_port=PORT,…` by which rule; LLDP and the like are dropped by every bridge")
+        } else {
+            Finding::at(name, "no-bridge", "no bridge of Open vSwitch has it: all that it sends is dropped")
+                .remedy(format!("`ovs-vsctl add-port BRIDGE {name}`"))
+        };
+        (rise.now > 0).then(|| finding.seen(rise.said("dropped as policy")))
+    };
+    let without = deciders.without.iter().map(|name| {
+        Finding::of_all(
+            "port-without-interface",
+            format!(
+                "Open vSwitch has a port {name}, which is neither a VM's nor an interface here: no packet passes it"
+            ),
+        )
+        .remedy(format!(
+            "`lasthop port add {name} SOCKET` for a VM; if it is of no use any more: `ovs-vsctl del-port {name}`"
+        ))
+    });
+    facts.ports().filter_map(dropped).chain(without).collect()
 }
 
 /// Packets that nobody took while this command looked, as evidence.
@@ -100,6 +129,7 @@ mod tests {
     use super::super::facts::Seen;
     use super::super::facts::testutil::*;
     use super::*;
+    use lasthop_api::Drops;
 
     fn site(deciders: OpenVswitch) -> Seen {
         let mut now = seen(&[up("a")]);
@@ -132,6 +162,18 @@ mod tests {
         assert!(findings(&facts(&well, &away(5000, false)))[0].evidence[0].starts_with("no ovs-vswitchd has come"));
         let left = site(OpenVswitch { away_ms: Some(5000), left_over: vec![7], ..OpenVswitch::default() });
         assert_eq!(kinds(&left, &left), ["open-vswitch-left-over"]);
+        let none = OpenVswitch { without: vec!["vm9".into()], ..well.switch.deciders.clone().unwrap() };
+        let none = site(none);
+        assert_eq!(kinds(&none, &none), ["port-without-interface"]);
+        let dropping = |packets, ports: &[&str]| {
+            let ports = ports.iter().map(|port| (*port).to_owned()).collect();
+            let mut seen = site(OpenVswitch { ports, ..well.switch.deciders.clone().unwrap() });
+            seen.ports[0].from_guest.drops = vec![Drops { reason: "policy".into(), packets, ..Drops::default() }];
+            seen
+        };
+        assert_eq!(kinds(&dropping(3, &["a"]), &dropping(5, &["a"])), ["rule-drops"]);
+        assert_eq!(kinds(&dropping(3, &[]), &dropping(5, &[])), ["no-bridge"]);
+        assert_eq!(kinds(&dropping(3, &["a"]), &dropping(3, &["a"])), [""; 0]);
         let gone = Seen { ovs_socket: Some("gone".into()), ..there(&[7], 3) };
         assert_eq!(kinds(&gone, &gone), ["ovs-socket-gone"]);
     }

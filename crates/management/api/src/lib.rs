@@ -28,7 +28,7 @@ pub use frame::parse_frame;
 pub use log::{LogLevel, LogLevelList};
 pub use mac::{Group, GroupPage, Mac, MacFlushed, MacPage, Member};
 pub use mirror::{Mirror, MirrorList};
-pub use open_vswitch::{LostOf, OpenVswitch};
+pub use open_vswitch::{LostOf, OpenVswitch, RatesOf};
 pub use set::{AddressSet, SetChanged, SetPage};
 pub use trace::{TraceOutput, TraceReport};
 pub use translation::Translation;

@@ -19,6 +19,23 @@ pub struct OpenVswitch {
     /// The same by the ports that they came from; only those of which some were lost. Where several wait for one socket of Open vSwitch's, those of the port with
     /// most are lost first.
     pub lost_of: Vec<LostOf>,
+    /// Names of its ports.
+    pub ports: Vec<String>,
+    /// Those of them that are neither a VM's nor an interface here: no packet passes them.
+    pub without: Vec<String>,
+    /// Rates that it has set, which go before those of `lasthop port set`.
+    pub rates: Vec<RatesOf>,
+}
+
+/// Rates of a port that Open vSwitch has set.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomType)]
+pub struct RatesOf {
+    /// Name of the port.
+    pub port: String,
+    /// Of what comes from there (`ingress_policing_rate`), in words; none: it is not limited.
+    pub from: Option<String>,
+    /// Of what goes there (`max-rate` of a `qos`).
+    pub to: Option<String>,
 }
 
 /// Packets of a port that nobody took.

@@ -101,6 +101,12 @@ impl Datapath {
         self.vports.iter().filter(|(no, _)| **no != 0).map(|(_, port)| port.name.as_str())
     }
 
+    /// Those that are no ports of the switch's: the interface is gone, or there never was one.
+    pub fn ports_without(&self) -> impl Iterator<Item = &str> {
+        let without = self.vports.iter().filter(|(no, port)| **no != 0 && port.port.is_none());
+        without.map(|(_, port)| port.name.as_str())
+    }
+
     /// The number of the port of this name, or with this number.
     pub(crate) fn find_vport(&self, name: Option<&str>, no: Option<u32>) -> Result<u32, Refused> {
         let found = match name {

@@ -33,6 +33,14 @@ struct Limits {
     classes: Option<BTreeMap<u32, Class>>,
 }
 
+impl Limits {
+    /// Of all that comes from there, and of all that goes there.
+    fn rates(&self) -> [Option<RateLimit>; 2] {
+        let all = self.classes.as_ref().and_then(|classes| classes.get(&ALL));
+        [self.ingress.flatten(), all.map(|class| class.rate)].map(|rate| rate.as_ref().map(limit))
+    }
+}
+
 /// All of them, by the interfaces' names.
 #[derive(Debug, Default)]
 pub(crate) struct Shaping {
@@ -248,12 +256,15 @@ impl Datapath {
 
     /// The port's rates are otherwise now.
     fn tell_rates(&mut self, name: &str) {
-        let limits = self.shaping.all.get(name);
-        let from = limits.and_then(|limits| limits.ingress).flatten();
-        let to = limits.and_then(|limits| limits.classes.as_ref()?.get(&ALL)).map(|class| class.rate);
-        let [from, to] = [from, to].map(|rate| rate.as_ref().map(limit));
+        let [from, to] = self.shaping.all.get(name).map(Limits::rates).unwrap_or_default();
         self.out.push(Out::Supervisor(ControlToSupervisor::Limit { name: name.to_owned(), from, to }));
         self.shaping.all.retain(|_, limits| *limits != Limits::default());
+    }
+
+    /// Rates of ports, by name: of what comes from there, and of what goes there.
+    pub fn rates(&self) -> impl Iterator<Item = (&str, [Option<RateLimit>; 2])> {
+        let all = self.shaping.all.iter().map(|(name, limits)| (name.as_str(), limits.rates()));
+        all.filter(|(_, rates)| *rates != [None; 2])
     }
 
     pub(crate) fn tell_all_rates(&mut self) {

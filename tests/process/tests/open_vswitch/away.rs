@@ -6,19 +6,23 @@ use rustix::process::Signal;
 use serde_json::Value;
 use std::process::Command;
 
+/// What `lasthop doctor` finds while something goes on.
+fn findings(lasthop: &Lasthop, mut meanwhile: impl FnMut()) -> Vec<Value> {
+    let mut command = Command::new(binary("lasthop"));
+    command.args(["doctor", "--json", "--for", "1", "--run-dir"]).arg(lasthop.run_dir());
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("lasthop starts");
+    while child.try_wait().expect("a child").is_none() {
+        meanwhile();
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let out = child.wait_with_output().expect("a child");
+    let report: Value = serde_json::from_slice(&out.stdout).expect("JSON");
+    report["findings"].as_array().expect("a list").clone()
+}
+
 impl Site {
-    /// What `lasthop doctor` finds while something goes on.
-    fn findings(&self, mut meanwhile: impl FnMut()) -> Vec<Value> {
-        let mut command = Command::new(binary("lasthop"));
-        command.args(["doctor", "--json", "--for", "1", "--run-dir"]).arg(self.lasthop.run_dir());
-        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("lasthop starts");
-        while child.try_wait().expect("a child").is_none() {
-            meanwhile();
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        let out = child.wait_with_output().expect("a child");
-        let report: Value = serde_json::from_slice(&out.stdout).expect("JSON");
-        report["findings"].as_array().expect("a list").clone()
+    fn findings(&self, meanwhile: impl FnMut()) -> Vec<Value> {
+        findings(&self.lasthop, meanwhile)
     }
 
     fn is_found(&self, kind: &str) -> Value {
@@ -212,4 +216,34 @@ fn ovs_exec_says_who_does_not_listen() {
     let other = Lasthop::start(&[]);
     let (ok, said) = site.lasthop_exec(&other.run_dir());
     assert!(!ok && said.contains("but without --control ovs"), "{said}");
+}
+
+/// A rule that drops, and a port that no bridge has, looked alike in the counters, and nothing was said of either.
+#[test]
+fn what_rules_drop_and_ports_without_a_bridge_are_found() {
+    let mut site = Site::new();
+    site.is_well();
+    let socket = site.dir.path().join("vm3.sock");
+    site.lasthop.command(&["port", "add", "vm3", &socket.display().to_string()]);
+    let mut third = Guest::connect(&socket, mac(3), Options::default());
+    site.lasthop.wait_for_state("vm3", "up");
+    site.ofctl(&["add-flow", "priority=9,in_port=1,actions=drop"]);
+    let frame = numbered(mac(1), mac(2), 1, 60);
+    let mut kinds = std::collections::BTreeSet::new();
+    wait_for("both", 3 * PATIENCE, || {
+        let Site { guests, lasthop, .. } = &mut site;
+        let found = findings(lasthop, || {
+            guests[0].send(&frame);
+            third.send(&frame);
+        });
+        let kind = |finding: &Value| format!("{} {}", finding["port"], finding["kind"]);
+        kinds = found.iter().map(kind).collect();
+        kinds.contains("\"vm1\" \"rule-drops\"") && kinds.contains("\"vm3\" \"no-bridge\"")
+    });
+    site.is_well();
+    // Its interface goes, and its port in Open vSwitch stays.
+    site.vsctl("add-port br0 vm3");
+    site.lasthop.command(&["port", "del", "vm3"]);
+    let finding = site.is_found("port-without-interface");
+    assert!(finding["what"].as_str().expect("text").contains("vm3"), "{finding}");
 }

@@ -164,3 +164,16 @@ fn least_rates_and_priorities_of_queues_are_refused_in_open_vswitchs_log() {
     (0..SENT).for_each(|n| pass(a, b, &numbered(mac(1), mac(2), 100 + n, LEN)));
     site.lasthop.check_sums();
 }
+
+/// What Open vSwitch has set was to be found in the log alone.
+#[test]
+fn a_rate_that_open_vswitch_has_set_is_shown_at_its_port() {
+    let site = Site::new();
+    let list = |site: &Site| site.lasthop.command(&["port", "list"]);
+    assert!(!list(&site).contains("Open vSwitch sets"), "{}", list(&site));
+    site.vsctl("set interface vm1 ingress_policing_rate=8000 ingress_policing_burst=800");
+    let said = "vm1: Open vSwitch sets 8000000 bits a second from there\n";
+    wait_for("the rate", PATIENCE, || list(&site).contains(said));
+    site.vsctl("set interface vm1 ingress_policing_rate=0");
+    wait_for("none", PATIENCE, || !list(&site).contains("Open vSwitch sets"));
+}
