@@ -22,7 +22,7 @@ fn flood(path: &std::path::Path, rounds: usize) -> Vec<OwnedFd> {
         let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).expect("a socket");
         connect(&socket, &address).expect("lasthop-ovs listens");
         // Half a hello, one without its other connection, something else; and most say nothing.
-        let said: [&[u8]; 3] = [b"lasthop-", b"lasthop-ovs 2\0\0\0\0", &[0xff; 4000]];
+        let said: [&[u8]; 3] = [b"lasthop-", b"lasthop-ovs 3\0\0\0\0\0\0\0\0\0\0\0\0", &[0xff; 4000]];
         if let Some(said) = said.get(n % 9) {
             let _ = send(&socket, said, SendFlags::NOSIGNAL);
         }
