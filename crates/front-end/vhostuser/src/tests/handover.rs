@@ -72,7 +72,7 @@ fn whatever_has_been_done_can_be_undone() {
         let (mut rig, _call, other) = rig();
         rig.prepare(&other);
         let step: [fn(&mut Session<Local>); 3] =
-            [|s| s.hold().unwrap(), |s| s.cross().unwrap(), |s| _ = s.go_on().unwrap()];
+            [|s| s.hold().unwrap(), |s| s.cross().unwrap(), |s| assert!(s.go_on().unwrap().is_some())];
         step.iter().take(steps).for_each(|step| step(&mut rig.session));
         rig.session.stay().unwrap();
         assert_eq!((runs(&rig.queues), runs(&other)), ([true, true], [false, false]), "after {steps} steps");
