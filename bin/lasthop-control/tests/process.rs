@@ -5,6 +5,8 @@ mod clients;
 mod fake;
 #[path = "process/mirrors.rs"]
 mod mirrors;
+#[path = "process/readers.rs"]
+mod readers;
 #[path = "process/rounds.rs"]
 mod rounds;
 
@@ -559,46 +561,4 @@ fn says_what_is_wrong_with_its_arguments() {
         assert_eq!(output.status.code(), Some(2));
         assert!(String::from_utf8(output.stderr).unwrap().contains("lasthop run"));
     }
-}
-
-/// A control with a socket for readers, too.
-fn with_readers() -> (Control, Fake) {
-    let (fake, supervisor, api) = Fake::new();
-    let read = std::os::unix::net::UnixListener::bind(fake.dir.path().join("read.sock")).unwrap();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_lasthop-control"));
-    let fds = [(supervisor, 3), (api, 4), (read.into(), 5)];
-    let mappings = fds.into_iter().map(|(parent_fd, child_fd)| FdMapping { parent_fd, child_fd }).collect();
-    command.args(["--supervisor-fd", "3", "--api-fd", "4", "--read-api-fd", "5"]).fd_mappings(mappings).unwrap();
-    (Control(command.spawn().unwrap()), fake)
-}
-
-#[test]
-fn at_the_socket_for_readers_nothing_can_be_changed() {
-    let (_control, mut fake) = with_readers();
-    fake.add_ports(&["vm1", "vm2"]);
-    fake.attach();
-    fake.serve_until(|f| f.ready && f.heard == ["ask"]);
-    let ask = async |api: &mut Connection| {
-        let refused = [
-            api.port_add("vm3", "/tmp/x", false, None, None, &[]).await.unwrap().map(drop),
-            api.port_del("vm1").await.unwrap().map(drop),
-            api.uplink_add("net", "eth0", None, 1, 0, true, false, None).await.unwrap().map(drop),
-            api.uplink_set("net", None).await.unwrap().map(drop),
-            api.uplink_del("net").await.unwrap().map(drop),
-            api.acl_text("deny icmp").await.unwrap().map(drop),
-            api.acl_load("auto", "deny", &[], None, None, None).await.unwrap().map(drop),
-            api.acl_clear(&[], None, None).await.unwrap().map(drop),
-        ];
-        for refused in refused {
-            let error = refused.unwrap_err();
-            assert!(matches!(error, ApiError::ReadOnly { .. }) && error.to_string().contains("as root"), "{error}");
-        }
-        assert_eq!(api.stats().await.unwrap().unwrap().ports, 2);
-        assert_eq!(api.uplink_list().await.unwrap().unwrap().uplinks.len(), 1);
-        api.trace("vm1", &"00".repeat(14)).await.unwrap().unwrap();
-        let ports = Box::pin(api.port_list().await.unwrap()).next().await.unwrap().unwrap().unwrap();
-        ports.total
-    };
-    assert_eq!(client_at(&mut fake, "read.sock", ask), 2);
-    assert_eq!(fake.ports.len(), 2);
 }

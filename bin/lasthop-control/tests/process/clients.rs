@@ -3,8 +3,6 @@
 use super::*;
 use lasthop_flow::FlowSpec;
 use lasthop_frame::{FlowKey, FlowMask};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// `lasthop port list | head -1` left a line in the log, in the words of the library.
 #[test]
@@ -119,42 +117,4 @@ fn what_came_of_an_upgrade_is_said() {
     let refused = client(&mut fake, async |api| api.upgrade(None, "0").await.unwrap()).unwrap_err();
     let ApiError::UpgradeRefused { message } = refused else { panic!("{refused:?}") };
     assert_eq!(message, "it does not start; the switch before goes on");
-}
-
-/// A call may take milliseconds to read, and to refuse it asks nobody: still all else has its turn between two of them.
-#[test]
-fn readers_who_ask_for_much_keep_nobody_waiting() {
-    let (_control, mut fake) = with_readers();
-    fake.add_ports(&["a", "b"]);
-    fake.attach();
-    fake.serve_until(|f| f.ready && f.heard == ["ask"]);
-    let names = vec!["\"a\""; 30_000].join(",");
-    let call = format!(
-        "{{\"method\":\"org.lasthop.Switch.SetChange\",\"parameters\":{{\"name\":\"s\",\"add\":[{names}],\"del\":[]}}}}\0"
-    );
-    let answered = Arc::new(AtomicU64::new(0));
-    let path = fake.dir.path().join("read.sock");
-    for _ in 0..4 {
-        let (mut reader, answered) = (UnixStream::connect(&path).unwrap(), answered.clone());
-        let (mut writer, call) = (reader.try_clone().unwrap(), call.clone());
-        // Both end with control.
-        std::thread::spawn(move || while writer.write_all(call.as_bytes()).is_ok() {});
-        std::thread::spawn(move || {
-            let mut answers = [0; 4096];
-            while let Ok(n @ 1..) = reader.read(&mut answers) {
-                answered.fetch_add(answers[..n].iter().filter(|byte| **byte == 0).count() as u64, Ordering::Relaxed);
-            }
-        });
-    }
-    while answered.load(Ordering::Relaxed) < 8 {
-        std::thread::yield_now();
-    }
-    let mut most = 0;
-    for _ in 0..10 {
-        let before = answered.load(Ordering::Relaxed);
-        client(&mut fake, async |api| api.stats().await.unwrap().unwrap());
-        most = most.max(answered.load(Ordering::Relaxed) - before);
-    }
-    // An answer takes a few turns of its own: from the client to the core, to the switch, and back.
-    assert!(most <= 40, "{most} calls of readers were answered before one of an owner");
 }

@@ -168,7 +168,7 @@ mod tests {
         let dropping = |packets, ports: &[&str]| {
             let ports = ports.iter().map(|port| (*port).to_owned()).collect();
             let mut seen = site(OpenVswitch { ports, ..well.switch.deciders.clone().unwrap() });
-            seen.ports[0].from_guest.drops = vec![Drops { reason: "policy".into(), packets, ..Drops::default() }];
+            seen.ports[0].from_guest.drops = vec![Drops { reason: "policy".into(), packets }];
             seen
         };
         assert_eq!(kinds(&dropping(3, &["a"]), &dropping(5, &["a"])), ["rule-drops"]);
