@@ -39,6 +39,7 @@ impl Arguments {
             bring_up: true,
             made: None,
             max_size: None,
+            pipe: None,
         };
         while let Some(option) = words.next() {
             match option.as_str() {
@@ -70,6 +71,7 @@ impl Arguments {
                 "--driver" => {
                     let driver = UplinkDriver::from_name(&value);
                     wanted.max_size = UplinkDriver::file_limit(&value);
+                    wanted.pipe = UplinkDriver::pipe_owner(&value);
                     wanted.driver = Some(driver.ok_or_else(|| format!("{option} {value}: no such driver"))?);
                 }
                 "--queues" => wanted.queues = value.parse().map_err(|_| format!("{option} {value}: not a number"))?,

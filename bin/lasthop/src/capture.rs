@@ -6,7 +6,9 @@
 
 mod filter;
 mod output;
+mod pipe;
 mod records;
+mod watch;
 
 use crate::client::{CliError, Instance};
 use crate::list::{all_ports, ovs_decides};
@@ -19,9 +21,9 @@ use lasthop_sys::SignalFd;
 use lasthop_text::counted;
 use lasthop_uplink_ipc::UplinkDriver;
 use output::{Head, Interface, Output, Packet, Ring, Statistics};
+use pipe::Pipe;
 use records::Records;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{FileType, Mode, OFlags, mknodat, open};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -31,13 +33,43 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
+use watch::Watch;
 
 /// How long a look at the pipe may wait.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 /// How long the process that takes the copies may take to begin.
 const START: Duration = Duration::from_secs(5);
-/// Bytes that wait in the pipe, if the system lets it be so long.
-const PIPE: usize = 1 << 20;
+/// How long it is tried to take away the mirror.
+const END: Duration = Duration::from_secs(3);
+/// What filters begin with (pcap-filter(7)): in the place of a port it is a filter's, and the ports are missing.
+const FILTERS: [&str; 26] = [
+    "tcp",
+    "udp",
+    "icmp",
+    "icmp6",
+    "sctp",
+    "arp",
+    "rarp",
+    "ip",
+    "ip6",
+    "host",
+    "net",
+    "port",
+    "portrange",
+    "src",
+    "dst",
+    "ether",
+    "vlan",
+    "mpls",
+    "not",
+    "broadcast",
+    "multicast",
+    "proto",
+    "less",
+    "greater",
+    "stp",
+    "geneve",
+];
 /// The word for all ports.
 const ANY: &str = "any";
 
@@ -64,9 +96,9 @@ pub struct CaptureArgs {
     /// How long the file may be, such as 100M, before it goes on in FILE.1, FILE.2 and so on, and then in FILE again [default: any length]
     #[arg(short = 'C', long, value_name = "SIZE", value_parser = file_size)]
     max_size: Option<String>,
-    /// With --max-size: how many files there are
-    #[arg(short = 'W', long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(2..=1000))]
-    files: u32,
+    /// With --max-size: how many files there are [default: 2]
+    #[arg(short = 'W', long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=1000))]
+    files: Option<u32>,
     /// Directory of the running instance's API socket
     #[arg(long, value_name = "DIR", default_value = "/run/lasthop")]
     run_dir: PathBuf,
@@ -84,7 +116,7 @@ impl CaptureArgs {
         let limit = self.max_size.as_deref().and_then(|size| UplinkDriver::file_limit(&file_driver(Some(size))));
         let path =
             std::path::absolute(&self.write).map_err(|e| CliError::new(format!("{}: {e}", self.write.display())))?;
-        Ok(Some(Ring { path, limit: limit.unwrap_or(u64::MAX), files: self.files }))
+        Ok(Some(Ring { path, limit: limit.unwrap_or(u64::MAX), files: self.files.unwrap_or(2) }))
     }
 
     /// What makes no sense, whatever is running.
@@ -92,36 +124,17 @@ impl CaptureArgs {
         if self.to_stdout() && self.max_size.is_some() {
             return Err(CliError::usage("--max-size is for a file; name one with -w FILE"));
         }
+        if self.files.is_some() && self.max_size.is_none() {
+            return Err(CliError::usage(
+                "-W says how many files of -C SIZE there are; say how long they are with -C SIZE",
+            ));
+        }
         if self.to_stdout() && io::stdout().is_terminal() {
             return Err(CliError::usage(
                 "standard output is a terminal; name a file with -w FILE, or append `| tcpdump -n -r -` to the command",
             ));
         }
         Ok(())
-    }
-}
-
-/// A named pipe, which goes with this. It goes last: the process that writes to it would make a file of that name.
-struct Pipe(PathBuf);
-
-impl Drop for Pipe {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
-    }
-}
-
-impl Pipe {
-    fn new(name: &str) -> Result<(Self, OwnedFd), CliError> {
-        let path = std::env::temp_dir().join(format!("lasthop-{name}"));
-        let failed = |e: Errno| CliError::new(format!("{}: {e}; is there such a file already?", path.display()));
-        mknodat(rustix::fs::CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).map_err(failed)?;
-        let pipe = Self(path.clone());
-        // Written to as well, so that the end of a writer, which another may follow, is no end of the file.
-        let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let fd = open(&path, flags, Mode::empty()).map_err(failed)?;
-        // A shorter one loses more, and that is counted.
-        let _ = rustix::pipe::fcntl_setpipe_size(&fd, PIPE);
-        Ok((pipe, fd))
     }
 }
 
@@ -140,11 +153,12 @@ pub fn capture(args: &CaptureArgs) -> Result<String, CliError> {
         Output::check(&ring.path).map_err(|e| CliError::new(e.to_string()))?;
     }
     let name = format!("capture-{}", std::process::id());
-    let (pipe, fd) = Pipe::new(&name)?;
-    let Some(path) = pipe.0.to_str() else {
-        return Err(CliError::usage(format!("{}: the path is not UTF-8; choose another $TMPDIR", pipe.0.display())));
+    let (pipe, fd) = Pipe::new(&name, &args.run_dir)?;
+    let Some(path) = pipe.path.to_str() else {
+        return Err(CliError::usage(format!("{}: the path is not UTF-8; name another --run-dir", pipe.path.display())));
     };
-    instance.ask(async |c| c.port_add_device(&name, path, Some(&file_driver(None)), 1, 0, false, &[]).await)?;
+    let driver = format!("pipe:{}", rustix::process::geteuid().as_raw());
+    instance.ask(async |c| c.port_add_device(&name, path, Some(&driver), 1, 0, false, &[]).await)?;
     let head = Head {
         interfaces: ports.iter().map(interface).collect(),
         snaplen: args.snaplen,
@@ -152,29 +166,58 @@ pub fn capture(args: &CaptureArgs) -> Result<String, CliError> {
     };
     let ended = run(
         &mut instance,
-        args,
-        &name,
+        (args, &name, &ports),
         &signals,
         |output| Reader::new(fd, output, ports.len(), filter, args),
         head,
         ring,
     );
     // Its process writes what it still has before it ends.
-    let gone = instance.ask(async |c| c.port_del(&name).await);
-    let (lost, started, reader) = ended?;
+    let removed = remove(&mut instance, args, &name);
+    let (started, reader, why) = ended?;
     let finished = reader.finish();
-    gone?;
     let meanwhile = all_ports(&mut instance).unwrap_or_default();
-    finished.end(started, &ports, &meanwhile, lost)
+    let lost = removed.unwrap_or_else(|e| {
+        let _ = writeln!(io::stderr(), "{e}; what was lost is not known, and the mirror ends by itself");
+        Vec::new()
+    });
+    finished.end(args, started, [&ports, &meanwhile], lost)?;
+    why.map_or_else(|| Ok(String::new()), |why| Err(CliError::new(why)))
 }
 
-type Running = (Vec<Drops>, Duration, Worker);
+/// Since when packets are captured, the reader, and why it ended if that was not asked for.
+type Running = (Duration, Worker, Option<String>);
+
+/// Takes away the mirror and its port, unless they have gone by themselves: what the port has lost. Over another connection if ours broke off:
+/// control may have been replaced, or all of lasthop.
+fn remove(instance: &mut Instance, args: &CaptureArgs, name: &str) -> Result<Vec<Drops>, CliError> {
+    let until = Instant::now() + END;
+    loop {
+        match remove_now(instance, name) {
+            Err(e) if until <= Instant::now() => return Err(e),
+            Err(_) => std::thread::sleep(Duration::from_millis(100)),
+            removed => return removed,
+        }
+        if let Ok(another) = Instance::connect(&args.run_dir) {
+            *instance = another;
+        }
+    }
+}
+
+fn remove_now(instance: &mut Instance, name: &str) -> Result<Vec<Drops>, CliError> {
+    let mirrors = instance.ask(async |c| c.mirror_list().await)?.mirrors;
+    if mirrors.iter().any(|mirror| mirror.name == name) {
+        instance.ask(async |c| c.mirror_del(name).await)?;
+    }
+    let Some(port) = all_ports(instance)?.into_iter().find(|port| port.name == name) else { return Ok(Vec::new()) };
+    instance.ask(async |c| c.port_del(name).await)?;
+    Ok(port.to_guest.drops)
+}
 
 /// From the mirror's beginning to its end. The reader goes on until all is read.
 fn run(
     instance: &mut Instance,
-    args: &CaptureArgs,
-    name: &str,
+    (args, name, ports): (&CaptureArgs, &str, &[Port]),
     signals: &SignalFd,
     reader: impl FnOnce(Output) -> Reader,
     head: Head,
@@ -187,15 +230,12 @@ fn run(
     instance.ask(async |c| c.mirror_add(name, &from, name, &args.direction, None, Some(true)).await)?;
     // Whoever reads it knows by these first bytes that packets are captured from now on.
     let output = Output::new(head, ring).map_err(|e| CliError::new(format!("cannot write: {e}")));
-    let begun = output.and_then(|output| {
+    output.and_then(|output| {
         let worker = Worker::start(reader(output));
-        wait(signals, || worker.thread.is_finished())?;
-        Ok(worker)
-    });
-    instance.ask(async |c| c.mirror_del(name).await)?;
-    let worker = begun?;
-    let taken = all_ports(instance).unwrap_or_default().into_iter().find(|port| port.name == name);
-    Ok((taken.map(|port| port.to_guest.drops).unwrap_or_default(), started, worker))
+        let mut watch = Watch::new(&args.run_dir, name, ports);
+        let why = wait(signals, || worker.thread.is_finished(), || watch.look(instance))?;
+        Ok((started, worker, why))
+    })
 }
 
 /// Copies that come before the port is up would be lost.
@@ -245,7 +285,14 @@ fn chosen(instance: &mut Instance, args: &CaptureArgs) -> Result<Vec<Port>, CliE
         if ports.iter().any(|port| port.name == name) {
             return Err(CliError::usage(format!("{name} is named twice; once is enough")));
         }
-        let missing = || CliError::new(format!("there is no port {name}; `lasthop port list` shows those there are"));
+        let first = name.split_whitespace().next().unwrap_or_default();
+        let missing = || {
+            if FILTERS.contains(&first) {
+                let filter = [&[args.ports.clone()][..], &args.filter].concat().join(" ");
+                return CliError::usage(format!("a filter comes after the ports: lasthop capture any {filter}"));
+            }
+            CliError::new(format!("there is no port {name}; `lasthop port list` shows those there are"))
+        };
         ports.push(find(name).ok_or_else(missing)?.clone());
     }
     Ok(ports)
@@ -268,14 +315,22 @@ fn interface(port: &Port) -> Interface {
     Interface { name: port.name.clone(), about }
 }
 
-fn wait(signals: &SignalFd, is_over: impl Fn() -> bool) -> Result<(), CliError> {
+/// Until a signal, or `is_over`, or there is a reason to end, which is the answer.
+fn wait(
+    signals: &SignalFd,
+    is_over: impl Fn() -> bool,
+    mut reason: impl FnMut() -> Option<String>,
+) -> Result<Option<String>, CliError> {
     while signals.read().is_none() && !is_over() {
+        if let Some(why) = reason() {
+            return Ok(Some(why));
+        }
         match poll(&mut [PollFd::new(signals, PollFlags::IN)], Some(&LOOK)) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(e) => return Err(CliError::new(format!("signals: {e}"))),
         }
     }
-    Ok(())
+    Ok(None)
 }
 
 /// Reads the pipe, and writes what is wanted.
@@ -404,7 +459,13 @@ struct Finished(Option<Reader>, io::Result<()>);
 
 impl Finished {
     /// Writes what is known of each port, and says it.
-    fn end(self, started: Duration, before: &[Port], after: &[Port], lost: Vec<Drops>) -> Result<String, CliError> {
+    fn end(
+        self,
+        args: &CaptureArgs,
+        started: Duration,
+        [before, after]: [&[Port]; 2],
+        lost: Vec<Drops>,
+    ) -> Result<(), CliError> {
         let Self(reader, mut written) = self;
         let total: u64 = lost.iter().map(|drops| drops.packets).sum();
         let mut counts = (0, 0);
@@ -432,8 +493,14 @@ impl Finished {
         }
         let _ = writeln!(io::stderr(), "{text}");
         match written {
+            Err(e) if matches!(e.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) => {
+                let file = args.write.display();
+                Err(CliError::new(format!(
+                    "{file}: {e}; the capture has ended there; make room, limit it with -C SIZE -W N, or name a file elsewhere"
+                )))
+            }
             Err(e) if e.kind() != io::ErrorKind::BrokenPipe => Err(CliError::new(format!("cannot write: {e}"))),
-            _ => Ok(String::new()),
+            _ => Ok(()),
         }
     }
 }

@@ -311,6 +311,116 @@ fn capture_to_standard_output_begins_at_once_and_ends_when_nobody_reads_or_enoug
     site.lasthop.check_sums();
 }
 
+/// What a command has said and whether it ended well.
+fn ended(mut child: Child) -> (bool, String) {
+    let mut said = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    (child.wait().unwrap().success(), said)
+}
+
+fn left(lasthop: &Lasthop) -> String {
+    let all = lasthop.command(&["port", "list"]) + &lasthop.command(&["mirror", "list"]);
+    all.lines().filter(|line| line.contains("capture-")).map(|line| format!("{line}\n")).collect()
+}
+
+fn pipes(dir: &Path) -> Vec<std::path::PathBuf> {
+    let all = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    all.filter(|path| path.file_name().is_some_and(|name| name.to_string_lossy().contains("capture-"))).collect()
+}
+
+/// It ends with its lasthop: nothing of it is in the next one, and the command says so.
+#[test]
+fn a_capture_is_not_remembered_and_ends_with_its_lasthop() {
+    let mut site = Site::new();
+    let path = site.path("c.pcapng");
+    let capture = Capture::start(&site, &["a", "-w", &path]);
+    capture.wait_for_file(&path);
+    site.exchange(10, 60);
+    // Something that is remembered writes the file.
+    site.lasthop.command(&["mirror", "add", "m", "--from", "a", "--to", "not.there"]);
+    let saved = std::fs::read_to_string(site.lasthop.state_file("ports.json")).unwrap();
+    assert!(saved.contains("not.there") && !saved.contains("capture-"), "{saved}");
+    // Nor does what is read anew end it.
+    lasthop_tests_process::proc::signal(site.lasthop.pid(), rustix::process::Signal::HUP);
+    wait_for("SIGHUP to be heard", PATIENCE, || site.lasthop.log().contains("SIGHUP: reloaded"));
+    assert!(left(&site.lasthop).contains("both"), "the mirror is still there");
+    let Site { mut lasthop, a, b, dir } = site;
+    drop((a, b));
+    let ports = ["a", "b"].map(|name| Port::listen(name, dir.path()));
+    lasthop = lasthop.start_again(None, &ports, &[], || {});
+    assert_eq!(left(&lasthop), "");
+    let (well, said) = ended(capture.child);
+    assert!(!well && said.contains("2 packets captured") && said.contains("the capture has ended"), "{said}");
+    assert_eq!(pcapng(&std::fs::read(&path).unwrap()).0.len(), 2);
+    assert_eq!(std::fs::read_dir(capture.temporary.path()).unwrap().count() + pipes(&lasthop.run_dir()).len(), 0);
+}
+
+#[test]
+fn a_capture_outlives_control() {
+    let mut site = Site::new();
+    let path = site.path("c.pcapng");
+    let capture = Capture::start(&site, &["a", "-w", &path]);
+    capture.wait_for_file(&path);
+    site.exchange(10, 60);
+    site.lasthop.kill("lasthop-control");
+    site.exchange(20, 60);
+    let (_, said) = capture.interrupt(&site);
+    assert_eq!(said, "4 packets captured\n");
+}
+
+/// Its mirror and its port go by themselves, and no file takes the packets instead.
+#[test]
+fn of_a_capture_that_is_killed_no_mirror_is_left() {
+    let mut site = Site::new();
+    let path = site.path("c.pcapng");
+    let mut capture = Capture::start(&site, &["a", "-w", &path]);
+    capture.wait_for_file(&path);
+    let number = capture.child.id();
+    // A process of its own that writes the pipe is replaced; that ends nothing.
+    site.lasthop.kill("lasthop-uplink");
+    site.lasthop.wait_for_state(&format!("capture-{number}"), "up");
+    let refused = error(&site.lasthop, &["port", "rename", &format!("capture-{number}"), "other"]);
+    assert!(refused.contains("is that of a `lasthop capture`"), "{refused}");
+    capture.child.kill().unwrap();
+    capture.child.wait().unwrap();
+    site.exchange(10, 60);
+    wait_for("the capture's mirror and port to go", PATIENCE, || left(&site.lasthop).is_empty());
+    // As whoever clears up does it.
+    let dirs = [pipes(capture.temporary.path()), pipes(&site.lasthop.run_dir())].concat();
+    for dir in dirs {
+        use std::os::unix::fs::PermissionsExt;
+        assert_eq!(std::fs::metadata(&dir).unwrap().permissions().mode() & 0o777, 0o700, "{dir:?}");
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+    site.exchange(20, 60);
+    let left: Vec<_> = std::fs::read_dir(capture.temporary.path()).unwrap().collect();
+    assert!(left.is_empty(), "{left:?}");
+    site.lasthop.check_sums();
+}
+
+#[test]
+fn a_capture_says_that_a_port_is_gone() {
+    let site = Site::new();
+    site.lasthop.command(&["port", "add", "c", &site.path("c.sock")]);
+    let path = site.path("c.pcapng");
+    let mut capture = Capture::start(&site, &["a,c", "-w", &path]);
+    capture.wait_for_file(&path);
+    site.lasthop.command(&["port", "del", "c"]);
+    let mut said = String::new();
+    std::io::BufRead::read_line(&mut std::io::BufReader::new(capture.child.stderr.as_mut().unwrap()), &mut said)
+        .unwrap();
+    assert_eq!(said, "port c is gone: nothing more of it is captured\n");
+    capture.interrupt(&site);
+    // Its own port: the end of it.
+    let path = site.path("d.pcapng");
+    let capture = Capture::start(&site, &["a", "-w", &path]);
+    capture.wait_for_file(&path);
+    site.lasthop.command(&["port", "del", &format!("capture-{}", capture.child.id())]);
+    let (well, said) = ended(capture.child);
+    assert!(!well && said.contains("0 packets captured") && said.contains("the capture has ended"), "{said}");
+    assert_eq!(left(&site.lasthop), "");
+}
+
 /// What the guests leave to a card is done in the capture: a packet of 60 000 bytes is whole there, with a checksum that is right.
 #[test]
 fn checksums_that_senders_left_are_filled_in() {
@@ -391,6 +501,12 @@ fn what_cannot_be_captured_is_refused() {
         (&["capture", "a,a", "-w", &none], "a is named twice"),
         (&["capture", "a", "-w", "/nowhere/at/all.pcapng"], "make the directory, or name another"),
         (&["capture", "a", "--max-size", "1M"], "name one with -w FILE"),
+        (
+            &["capture", "tcp", "port", "80", "-w", &none],
+            "a filter comes after the ports: lasthop capture any tcp port 80",
+        ),
+        (&["capture", "a", "-W", "3", "-w", &none], "-W says how many files of -C SIZE there are"),
+        (&["capture", "a", "-w", dir], "is a directory; name a file in it"),
         (&["uplink", "add", "net", &ok, "--driver", "file"], "is a file, and no network"),
         (&["port", "add", "f", "--device", "x.pcap", "--driver", "file"], "write a path from / on"),
         (&["port", "add", "f", "--device", &ok], "of a capture file say driver file"),

@@ -119,6 +119,7 @@ impl Ring {
             Err(rustix::io::Errno::NOENT) => {
                 return Err(said(": no such directory; make the directory, or name another".into()));
             }
+            Err(rustix::io::Errno::ISDIR) => return Err(said(" is a directory; name a file in it".into())),
             Err(e) => return Err(said(format!(": {e}"))),
         };
         let stat = file.metadata()?;

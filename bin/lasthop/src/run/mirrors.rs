@@ -1,8 +1,10 @@
 //! Mirrors (`lasthop mirror`): checked and kept here, carried out by control.
 
+use super::capture_file;
 use super::supervisor::Supervisor;
 use lasthop_management_ipc::{MirrorConfig, SupervisorToControl};
 use lasthop_policy::Mirror;
+use lasthop_text::counted;
 use tracing::info;
 
 impl Supervisor {
@@ -43,6 +45,34 @@ impl Supervisor {
             }
         };
         self.answer_mirror(request, result);
+    }
+
+    /// Whether a port of this name is the pipe of a `lasthop capture`.
+    pub(super) fn is_capture(&self, name: &str) -> bool {
+        self.uplinks.values().any(|uplink| uplink.spec.name == name && capture_file::is_pipe(&uplink.spec))
+    }
+
+    /// What is remembered comes in place of all mirrors but those of captures.
+    pub(super) fn replace_mirrors(&mut self, mut mirrors: Vec<Mirror>) {
+        mirrors.extend(self.mirrors.iter().filter(|mirror| self.is_capture(&mirror.to)).cloned());
+        mirrors.sort_by(|one, other| one.name.cmp(&other.name));
+        if mirrors != self.mirrors {
+            info!("SIGHUP: {} in place of {}", counted(mirrors.len() as u64, "mirror"), self.mirrors.len());
+            self.mirrors = mirrors;
+            self.tell_mirrors();
+        }
+    }
+
+    /// The port of a capture goes, and its mirror with it, whoever has asked for that.
+    pub(super) fn delete_mirrors_to_capture(&mut self, name: &str) {
+        if self.is_capture(name) {
+            let count = self.mirrors.len();
+            self.mirrors.retain(|mirror| mirror.to != name);
+            if self.mirrors.len() < count {
+                info!("mirror {name}: removed with its port");
+                self.tell_mirrors();
+            }
+        }
     }
 
     fn answer_mirror(&mut self, request: u64, result: Result<(), String>) {

@@ -154,7 +154,8 @@ impl Supervisor {
         let ports = kept.chain(also).map(Port::to_saved).collect();
         let kept = self.uplinks.values().filter(|u| u.saved && !u.is_leaving() && Some(u.config.id) != except);
         let uplinks = kept.map(|u| u.spec.clone()).collect();
-        let (taps, settings, mirrors) = (self.taps.clone(), self.settings.clone(), self.mirrors.clone());
+        let mirrors = self.mirrors.iter().filter(|mirror| !self.is_capture(&mirror.to)).cloned().collect();
+        let (taps, settings) = (self.taps.clone(), self.settings.clone());
         self.store.save(Saved { ports, uplinks, taps, settings, mirrors })
     }
 

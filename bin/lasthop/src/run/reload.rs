@@ -32,11 +32,7 @@ impl Supervisor {
         if added + removed > 0 {
             self.tell_control_ports();
         }
-        if mirrors != self.mirrors {
-            info!("SIGHUP: {} in place of {}", counted(mirrors.len() as u64, "mirror"), self.mirrors.len());
-            self.mirrors = mirrors;
-            self.tell_mirrors();
-        }
+        self.replace_mirrors(mirrors);
         // No file means no lists; a text without a line is none.
         let lists = if lists.is_empty() { Book::default().to_text().into_bytes() } else { lists };
         let other_lists =

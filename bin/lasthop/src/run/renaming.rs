@@ -4,6 +4,7 @@
 //! Two files are written. In between, and if this run ends there, the port's lists hold under both names: at no moment is there a port
 //! without the lists that it had.
 
+use super::capture_file;
 use super::open_vswitch::PACKET_PORT;
 use super::sessions;
 use super::setup::{check_new, check_new_uplink};
@@ -90,6 +91,9 @@ impl Supervisor {
             }
             if uplink.waiting.is_some() {
                 return Err(format!("port {name} is just being made; try again in a second"));
+            }
+            if capture_file::is_pipe(&uplink.spec) {
+                return Err(format!("port {name} is that of a `lasthop capture`, and goes with it; its name is fixed"));
             }
             if !uplink.saved {
                 return Err(given);

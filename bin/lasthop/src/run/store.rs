@@ -235,7 +235,11 @@ impl Store {
             let others = document.mirrors.get(..n).unwrap_or_default();
             mirror.check(others).map_err(|e| wrong(format!("mirror {:?}: {e}", mirror.name)))?;
         }
-        let Document { ports, uplinks, taps, settings, mirrors, .. } = document;
+        let Document { ports, mut uplinks, taps, settings, mut mirrors, .. } = document;
+        for left in uplinks.extract_if(.., |uplink| super::capture_file::is_left_over(uplink)) {
+            tracing::warn!("{}: left over by a capture that has ended; it is forgotten, with its mirror", left.name);
+            mirrors.retain(|mirror| mirror.to != left.name);
+        }
         Ok((Some(Saved { ports, uplinks, taps, settings, mirrors }), Some(content(&[text.as_bytes()]))))
     }
 
@@ -333,6 +337,39 @@ mod tests {
         store.save(Saved::default()).unwrap();
         assert_eq!(store.load().unwrap(), Saved::default());
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "nothing else is left behind");
+    }
+
+    /// A capture ends with its command.
+    #[test]
+    fn what_a_capture_left_in_the_file_is_forgotten() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::new(dir.path());
+        let port = |name: &str, device: &str, driver: &str| SavedUplink {
+            name: name.into(),
+            device: device.into(),
+            driver: Some(driver.into()),
+            queues: 1,
+            nice: 0,
+            no_gro: false,
+            spare: false,
+            vlans: None,
+            guest: true,
+        };
+        let mirror = |to: &str| Mirror {
+            name: to.into(),
+            from: vec!["vm1".into()],
+            to: to.into(),
+            direction: Mirrored::Both,
+            sample: 1,
+            labelled: false,
+        };
+        let kept = port("log", "/var/log/lasthop-log", "file");
+        let left = [port("capture-7", "/tmp/lasthop-capture-7", "file"), port("capture-8", "/run/x/pipe", "pipe:0")];
+        let uplinks = [&[kept.clone()][..], &left].concat();
+        let mirrors = ["capture-7", "capture-8", "log"].map(mirror).to_vec();
+        store.save(Saved { uplinks, mirrors, ..Saved::default() }).unwrap();
+        let saved = store.load().unwrap();
+        assert_eq!((saved.uplinks, saved.mirrors), (vec![kept], vec![mirror("log")]));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The supervisor's uplinks: started, joined to the switch, restarted, added and removed.
 
+use super::capture_file;
 use super::links::Links;
 use super::open_vswitch::{self, OpenVswitch};
 use super::sessions;
@@ -158,7 +159,10 @@ impl Supervisor {
                 self.uplink_is_ready(id);
             }
             Err(why) if self.uplinks_needed.contains(&id) => return Err(Failed(format!("{kind} {name}: {why}"))),
-            Err(why) => self.uplink_failed(id, &why),
+            Err(why) => {
+                self.uplink_failed(id, &why);
+                self.end_capture(id, &why);
+            }
         }
         if PIDS.contains(&(token & !u64::from(u32::MAX))) {
             let Some(uplink) = self.uplinks.get_mut(&id) else { return Ok(()) };
@@ -202,9 +206,10 @@ impl Supervisor {
         self.announce();
         let Some(uplink) = self.uplinks.get_mut(&id) else { return };
         let Some(Waiting::Added(request)) = uplink.waiting.take_if(|w| matches!(w, Waiting::Added(_))) else { return };
-        uplink.saved = true;
+        uplink.saved = !capture_file::is_pipe(&uplink.spec);
+        let saved = if uplink.saved { self.save(None, None) } else { Ok(()) };
         let info = self.uplinks.get(&id).map(|uplink| self.info(uplink));
-        let result = self.save(None, None).map(|()| info.into_iter().collect());
+        let result = saved.map(|()| info.into_iter().collect());
         if result.is_err() {
             self.remove_uplink(id, None);
         }
@@ -216,6 +221,15 @@ impl Supervisor {
         let Some(uplink) = self.uplinks.get_mut(&id) else { return };
         let Some(Waiting::Added(request)) = uplink.waiting.take_if(|w| matches!(w, Waiting::Added(_))) else { return };
         self.remove_uplink(id, Some(Waiting::Failed(request, why.to_owned())));
+    }
+
+    /// The pipe of a capture cannot be written to: its reader has ended, or what has its name is another. Nothing would ever take it away.
+    fn end_capture(&mut self, id: u32, why: &str) {
+        let Some(uplink) = self.uplinks.get(&id).filter(|uplink| !uplink.is_leaving()) else { return };
+        if capture_file::is_pipe(&uplink.spec) {
+            warn!("port {}: {why}; the capture has ended, and its mirror and port go", uplink.spec.name);
+            self.remove_uplink(id, None);
+        }
     }
 
     fn uplink_is_gone(&mut self, id: u32) {
@@ -248,6 +262,8 @@ impl Supervisor {
 
     /// Takes its port away at once, and the process as soon as it has ended.
     fn remove_uplink(&mut self, id: u32, waiting: Option<Waiting>) {
+        let Some(name) = self.uplinks.get(&id).map(|uplink| uplink.spec.name.clone()) else { return };
+        self.delete_mirrors_to_capture(&name);
         let Some(uplink) = self.uplinks.get_mut(&id) else { return };
         uplink.waiting = waiting;
         let now = Instant::now();

@@ -120,10 +120,17 @@ impl UplinkDriver {
         matches!(self, Self::Vxlan | Self::Geneve | Self::Gre | Self::Ip6gre)
     }
 
-    /// From how people write it: its name, or `file:SIZE` (see [`UplinkDriver::file_limit`]).
+    /// From how people write it: its name, `file:SIZE` (see [`UplinkDriver::file_limit`]) or `pipe:UID` (see [`UplinkDriver::pipe_owner`]).
     pub fn from_name(name: &str) -> Option<Self> {
-        let is = |driver: &Self| driver.name() == name || *driver == Self::File && Self::file_limit(name).is_some();
+        let is_file = Self::file_limit(name).is_some() || Self::pipe_owner(name).is_some();
+        let is = |driver: &Self| driver.name() == name || *driver == Self::File && is_file;
         Self::ALL.into_iter().find(is)
+    }
+
+    /// Of `pipe:UID`: the user whose named pipe is written to. It must be there: none is made in its place.
+    pub fn pipe_owner(name: &str) -> Option<u32> {
+        let owner = name.strip_prefix("pipe:").filter(|owner| owner.bytes().all(|b| b.is_ascii_digit()))?;
+        owner.parse().ok()
     }
 
     /// Of `file:SIZE`: how long the file may be before it goes on in another, in bytes; SIZE is a number, perhaps with K, M or G, which are

@@ -72,6 +72,27 @@ fn open_file(path: &str, failed: impl Fn(Errno) -> OpenError) -> Result<(OwnedFd
     Ok((file, is_ours))
 }
 
+/// Opens a named pipe that is there, has a reader and belongs to the user `owner`. Whatever has its name otherwise gets no packets: when the
+/// reader has gone, anybody may have taken the name.
+fn open_pipe(path: &str, owner: u32, failed: impl Fn(Errno) -> OpenError) -> Result<OwnedFd, OpenError> {
+    let flags = OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let pipe = open(path, flags, Mode::empty()).map_err(|e| match e {
+        Errno::NOENT => OpenError(format!("{path}: this named pipe is gone; whoever was to read it has ended")),
+        e => failed(e),
+    })?;
+    let stat = fstat(&pipe).map_err(&failed)?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::Fifo {
+        return Err(OpenError(format!("{path} is no named pipe; the driver pipe:UID writes to nothing else")));
+    }
+    if stat.st_uid != owner {
+        return Err(OpenError(format!(
+            "{path} belongs to user {}, and the pipe that was meant to user {owner}; it gets nothing",
+            stat.st_uid
+        )));
+    }
+    Ok(pipe)
+}
+
 impl File {
     pub(super) fn open(wanted: &Wanted) -> Result<Device, OpenError> {
         let path = &wanted.device;
@@ -83,9 +104,12 @@ impl File {
                 e => format!("{path}: {e}"),
             })
         };
-        let is_pipe =
-            rustix::fs::stat(path.as_str()).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Fifo);
-        let (to, unsent) = if is_pipe {
+        let is_pipe = wanted.pipe.is_some()
+            || rustix::fs::stat(path.as_str())
+                .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Fifo);
+        let (to, unsent) = if let Some(owner) = wanted.pipe {
+            (To::Pipe(open_pipe(path, owner, failed)?), header())
+        } else if is_pipe {
             let flags = OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
             (To::Pipe(open(path.as_str(), flags, Mode::empty()).map_err(failed)?), header())
         } else {
@@ -267,6 +291,50 @@ impl AsFd for File {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::fs::{Gid, Uid, chown, mknodat};
+
+    fn pipe(device: &str, owner: u32) -> Wanted {
+        Wanted {
+            device: device.into(),
+            driver: Some(UplinkDriver::File),
+            queues: 1,
+            ours: false,
+            made: None,
+            gro: true,
+            bring_up: true,
+            max_size: None,
+            pipe: Some(owner),
+        }
+    }
+
+    /// What has the name of a pipe that is gone gets nothing, and no file is made.
+    #[test]
+    fn a_pipe_is_opened_if_it_is_there_and_of_the_user_who_is_meant() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("pipe").to_str().unwrap().to_owned();
+        let us = rustix::process::geteuid();
+        let refused = |wanted: &str| {
+            let said = File::open(&pipe(&path, us.as_raw())).unwrap_err().to_string();
+            assert!(said.contains(wanted), "{said}");
+        };
+        refused("this named pipe is gone");
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "a file was made");
+        std::fs::write(&path, "").unwrap();
+        refused("is no named pipe");
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), 0);
+        std::fs::remove_file(&path).unwrap();
+        mknodat(rustix::fs::CWD, path.as_str(), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        refused("nobody reads this named pipe");
+        let reader = open(path.as_str(), OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty()).unwrap();
+        File::open(&pipe(&path, us.as_raw())).unwrap();
+        let said = File::open(&pipe(&path, us.as_raw() + 1)).unwrap_err().to_string();
+        assert!(said.contains("belongs to user"), "{said}");
+        if us.is_root() {
+            chown(path.as_str(), Some(Uid::from_raw(65_534)), None::<Gid>).unwrap();
+            refused("belongs to user 65534");
+        }
+        drop(reader);
+    }
 
     #[test]
     fn checksums_are_filled_in_where_they_lie_in_the_frame() {

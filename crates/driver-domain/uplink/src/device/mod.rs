@@ -51,6 +51,8 @@ pub struct Wanted {
     pub bring_up: bool,
     /// Of a capture file: how long it may be before it goes on in another, in bytes.
     pub max_size: Option<u64>,
+    /// Of a capture that is read from a named pipe: the user whose pipe it must be, by number. It is never made.
+    pub pipe: Option<u32>,
 }
 
 /// An open device as one process leaves it to the next: the same sockets, with what waits in them.
