@@ -544,6 +544,27 @@ fn a_full_disk_costs_packets_nothing() {
     drop(unmount);
 }
 
+/// A capture's own file: the error names it.
+#[test]
+fn a_full_disk_ends_a_capture() {
+    let mut site = Site::new();
+    let small = site.path("small");
+    std::fs::create_dir(&small).unwrap();
+    let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "size=64k", "none", &small]).status();
+    assert!(mounted.unwrap().success(), "root may mount a tmpfs");
+    let unmount = Unmount(small.clone());
+    let path = format!("{small}/a.pcapng");
+    let capture = Capture::start(&site, &["a", "-w", &path]);
+    capture.wait_for_file(&path);
+    for n in 0..100 {
+        site.exchange(10 + 2 * n, 1400);
+    }
+    let (well, said) = ended(capture.child);
+    assert!(!well && said.contains(&format!("{path}: ")) && said.contains("make room"), "{said}");
+    assert_eq!(left(&site.lasthop), "");
+    drop(unmount);
+}
+
 struct Unmount(String);
 
 impl Drop for Unmount {
