@@ -29,10 +29,14 @@ impl Bystanders {
         let (stop, exchanged) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let (stop_here, count) = (stop.clone(), exchanged.clone());
         let thread = std::thread::spawn(move || {
-            let [a, b] = &mut guests;
-            // Frames may overtake each other while their flow is being installed: wait until it is.
+            // Frames may overtake each other while their flow is being installed: wait until it is. What others flood meanwhile, perhaps from
+            // memory that they have taken away, is passed over.
             for _ in 0..5 {
-                a.greet(b, 0);
+                for (from, to, len) in [(0, 1, 60), (1, 0, 200)] {
+                    let (src, dst) = (guests[from].mac, guests[to].mac);
+                    guests[from].send(&numbered(src, dst, 0, len));
+                    assert_eq!(expect_from(&mut guests[to], src), 0, "bystanders: the first of {src}");
+                }
                 std::thread::sleep(REST);
             }
             let mut number = 1;

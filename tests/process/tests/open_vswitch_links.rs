@@ -177,7 +177,9 @@ fn bonds(mode: &str) {
         wait_for("LACP", PATIENCE, || {
             let members = host.appctl(&["lacp/show", "bond"]);
             let attached = members.matches("current attached").count() == 2;
-            attached && host.appctl(&["bond/show", "bond"]).contains("lacp_status: negotiated")
+            let bond = host.appctl(&["bond/show", "bond"]);
+            // A link that is attached is used a little later; who sends before has all on the other one.
+            attached && bond.contains("lacp_status: negotiated") && bond.matches(": enabled").count() == 2
         });
     }
     a.reaches(b);

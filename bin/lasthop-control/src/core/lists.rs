@@ -368,6 +368,7 @@ impl Core {
 
     /// Tells policy of all ports' lists.
     fn follow_book(&mut self) {
+        self.policy.lists_replaced();
         let ids: Vec<_> = self.configs.keys().chain(self.infos.keys()).copied().collect();
         ids.into_iter().for_each(|id| self.set_lists(id));
     }

@@ -199,7 +199,6 @@ impl Learning {
         if let Some(connections) = &mut self.connections {
             connections.lists_changed();
         }
-        self.denials.forget_rules();
         self.epoch += 1;
         self.cleared = self.asked;
         out.changes.push(Change::Clear);

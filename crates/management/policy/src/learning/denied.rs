@@ -46,14 +46,14 @@ impl Denials {
     pub fn forget_all(&mut self) {
         self.0.clear();
     }
-
-    /// Other lists hold: what those before denied was denied by rules that are none any more.
-    pub fn forget_rules(&mut self) {
-        self.0.values_mut().for_each(|of_port| of_port.retain(|(reason, ..), _| *reason != DropReason::Acl));
-    }
 }
 
 impl Learning {
+    /// Other lists hold: what those before denied was denied by rules that are none any more. To be followed by [`Learning::clear_flows`].
+    pub fn lists_replaced(&mut self) {
+        self.denials.0.values_mut().for_each(|of_port| of_port.retain(|(reason, ..), _| *reason != DropReason::Acl));
+    }
+
     /// A packet has come that is dropped. `alone`: no flow is made of it that would count it.
     pub(super) fn saw_denied(
         &mut self,

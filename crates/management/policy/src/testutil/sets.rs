@@ -13,6 +13,7 @@ impl Bench {
         self.lists = lists;
         self.renew_lists();
         let mut out = Effects::default();
+        self.policy.lists_replaced();
         self.policy.clear_flows(&mut out);
         self.apply(out);
     }

@@ -3,7 +3,7 @@
 use super::random::{any_frame, members, rule};
 use super::*;
 use crate::testutil::{Bench, Op, compare};
-use crate::{Headers, Limits, PortLists};
+use crate::{Headers, Limits, Mirrored, PortLists};
 use std::collections::BTreeMap;
 
 fn lists(from: &str, to: &str) -> PortLists {
@@ -106,6 +106,12 @@ fn what_a_rule_denied_is_counted_while_its_flows_come_and_go() {
     b.hits = 2;
     b.poll(0);
     assert_eq!(denied(&b), [(1, Some(1), 2, 0)]);
+    // Flows go for another reason, a mirror that comes and goes: the same rules hold.
+    for mirrors in [vec![(vec![2], 3, Mirrored::FromGuest)], vec![]] {
+        b.mirror(mirrors);
+        assert!(b.table.is_empty(), "all flows were removed");
+        assert_eq!(denied(&b), [(1, Some(1), 2, 0)]);
+    }
     // A receiver's list.
     b.packet(&from_port(3, frame("10.0.0.3", "10.0.0.1", TCP, 9, 80)));
     let to_3 = FlowKey { eth_dst: [0x52, 0x54, 0, 0, 0, 3], ..from_port(1, frame("10.0.0.1", "10.0.0.3", TCP, 9, 80)) };
