@@ -18,7 +18,7 @@ fn what_is_remembered_is_read_again() {
     lasthop.command(&["acl", "load", &rules.display().to_string()]);
     let bystanders = Bystanders::start(&given[0].socket, &given[1].socket, [mac(0xc), mac(0xd)]);
     let lasting = |lasthop: &Lasthop| [lasthop.pid(), lasthop.switch(), lasthop.child("lasthop-control")];
-    let at_first = lasting(&lasthop);
+    let (at_first, processes) = (lasting(&lasthop), lasthop.pids().len());
     let kept = lasthop.port("kept")["id"].clone();
 
     let (ports_file, rules_file) = (lasthop.state_file("ports.json"), lasthop.state_file("acl.rules"));
@@ -45,7 +45,8 @@ fn what_is_remembered_is_read_again() {
     assert_eq!(lasthop.port("kept")["id"], kept, "one that is as it was goes on");
     assert!(std::path::Path::new(&socket("new")).exists() && !std::path::Path::new(&socket("old")).exists());
 
-    // One port's session process has gone with it, another has come.
+    // One port's session process goes with it, another comes.
+    wait_for("the old port's process to end", PATIENCE, || lasthop.pids().len() == processes);
     let pids = lasthop.pids();
     // Uplinks are not followed: what becomes of each is said.
     change(

@@ -36,7 +36,7 @@ impl GuestMemory {
     pub fn log_written(&self, slices: &[GuestSlice<'_>], len: usize) {
         let (Some(log), mut left) = (&self.log, len) else { return };
         let (physical, mut last) = (self.physical(), Place::default());
-        for slice in slices {
+        for slice in slices.iter().filter(|slice| !slice.is_empty()) {
             if left == 0 {
                 break;
             }

@@ -92,6 +92,15 @@ fn a_log_whose_file_is_cut_is_noticed() {
     );
 }
 
+/// A piece of no bytes lies in a page that nothing was written to.
+#[test]
+fn nothing_is_said_of_a_piece_without_bytes() {
+    let (memory, log) = logged(0x8_1000, 0);
+    let pieces = [memory.piece(REGIONS[0].0 + 0x2001, 0).unwrap(), memory.piece(REGIONS[2].0, 8).unwrap()];
+    memory.log_written(&pieces, 9);
+    assert_eq!(set_pages(&log), [REGIONS[2].0 >> 12]);
+}
+
 /// What a front-end's log has no room for is left out, and nothing behind it is touched.
 #[test]
 fn a_log_that_is_too_short_ends_where_it_ends() {
