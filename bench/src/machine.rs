@@ -126,7 +126,8 @@ pub fn missing_guests(work: Work) -> Option<String> {
         Work::Loop(..) => missing_program("dpdk-testpmd").or_else(|| missing_pages(dpdk::MIB)),
         Work::Load(Setup { spread: true, ports, .. }, _) => missing_cpus(ports),
         Work::Load(setup, _) => setup.outside.and_then(|_| ["ip", "ethtool"].into_iter().find_map(missing_program)),
-        Work::Memory | Work::Attack(..) | Work::Isolation(_) => None,
+        Work::Isolation(what) => missing_cpus(what.cpus()),
+        Work::Memory | Work::Attack(..) => None,
         Work::Vms | Work::Granted(_) | Work::Idle => missing_program("qemu-system-x86_64"),
         Work::Outside(_) => {
             ["qemu-system-x86_64", "iperf3", "ip", "ethtool"].into_iter().find_map(missing_program).or_else(|| {

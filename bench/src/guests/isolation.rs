@@ -4,6 +4,8 @@
 
 use crate::contender::Contender;
 use crate::cpus::Cpus;
+use crate::guests::load::spread;
+use crate::machine;
 use crate::round::Round;
 use crate::switch::lasthop::Ours;
 use crate::switch::ovs::{Ovs, Rules};
@@ -51,9 +53,21 @@ pub struct Isolation {
     pub kinds: &'static [Greed],
     /// How many there are.
     pub greedy: usize,
+    /// Each guest is played by a thread on a CPU of its own; else one plays all.
+    pub apart: bool,
 }
 
 impl Isolation {
+    /// Guests, each of which is a pair of ports.
+    fn pairs(self) -> usize {
+        self.greedy + 1
+    }
+
+    /// CPUs that the guests and the switch's one take.
+    pub fn cpus(self) -> usize {
+        if self.apart { self.pairs() + 1 } else { 2 }
+    }
+
     fn greedy(self) -> impl Iterator<Item = Greed> {
         self.kinds.iter().copied().cycle().take(self.greedy)
     }
@@ -89,13 +103,13 @@ struct Field {
 impl Field {
     fn set(contender: Contender, cpus: Cpus, isolation: Isolation) -> Outcome<Self> {
         let dir = scratch();
-        let count = 2 * (isolation.greedy + 1);
+        let count = 2 * isolation.pairs();
         let ports: Vec<Port> = (0..count).map(|i| Port::connect(&format!("p{i}"), dir.path())).collect();
         let paths: Vec<_> = ports.iter().map(|p| &*p.socket).collect();
         let sockets = paths.iter().map(|p| Socket { path: p.to_path_buf(), listen: true }).collect();
         let settings = Settings {
             latency: true,
-            cpus: vec![cpus.guests],
+            cpus: if isolation.apart { spread(machine::cpus(), isolation.pairs(), cpus).0 } else { vec![cpus.guests] },
             rx_buffer: 4096,
             guests: isolation.guests()?,
             turn: Some(TURN),
@@ -233,7 +247,7 @@ mod tests {
     #[test]
     fn loads_are_those_of_the_kinds_in_turn() {
         let kinds = &[Greed { sizes: "gso", weight: 300, ..Greed::PLAIN }, Greed { kicks: true, ..Greed::PLAIN }];
-        let guests = Isolation { kinds, greedy: 3 }.guests().unwrap();
+        let guests = Isolation { kinds, greedy: 3, apart: false }.guests().unwrap();
         assert_eq!(guests.iter().map(|g| g.port).collect::<Vec<_>>(), [0, 2, 4, 6]);
         assert_eq!(guests.iter().map(Guest::is_greedy).collect::<Vec<_>>(), [true, true, true, false]);
         assert_eq!((guests[1].rate, guests[3].rate), (Some(0.0), Some(RATE)));

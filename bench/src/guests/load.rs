@@ -294,7 +294,7 @@ impl Stage {
 
 /// A CPU for each of so many pairs of guests, and those for the switch: all others of the first 64. With two CPUs they are as
 /// everywhere else.
-fn spread(all: &[usize], pairs: usize, cpus: Cpus) -> (Vec<usize>, Vec<usize>) {
+pub(super) fn spread(all: &[usize], pairs: usize, cpus: Cpus) -> (Vec<usize>, Vec<usize>) {
     let others = all.iter().copied().filter(|c| *c < 64 && *c != cpus.guests && *c != cpus.switch);
     let mut guests: Vec<usize> = [cpus.guests].into_iter().chain(others).collect();
     let mut switch = guests.split_off(pairs.min(guests.len()));

@@ -26,11 +26,22 @@ const fn beside(
     kinds: &'static [Greed],
     greedy: usize,
 ) -> Scenario {
-    scenario(name, title, contenders, Work::Isolation(Isolation { kinds, greedy }))
+    scenario(name, title, contenders, Work::Isolation(Isolation { kinds, greedy, apart: false }))
+}
+
+/// The same with each guest on a CPU of its own, so that each always has something to send.
+const fn apart(
+    name: &'static str,
+    title: &'static str,
+    contenders: &'static [Contender],
+    kinds: &'static [Greed],
+    greedy: usize,
+) -> Scenario {
+    scenario(name, title, contenders, Work::Isolation(Isolation { kinds, greedy, apart: true }))
 }
 
 /// By what the greedy guests do.
-pub(super) static ALL: [Scenario; 10] = [
+pub(super) static ALL: [Scenario; 16] = [
     beside(
         "isolation-bytes-2",
         "64 KiB packets against 64-byte frames, flat out, and a modest guest",
@@ -85,6 +96,36 @@ pub(super) static ALL: [Scenario; 10] = [
     beside(
         "isolation-flows-8",
         "four guests with 100 flows, three with one, 64-byte frames, flat out, and a modest guest",
+        ALL_EQUAL,
+        FLOWS,
+        7,
+    ),
+    apart("isolation-apart-bytes-2", "64 KiB packets against 64-byte frames, each guest on a CPU", ALL_EQUAL, BYTES, 2),
+    apart(
+        "isolation-apart-bytes-2-weights",
+        "64 KiB packets against 64-byte frames, weights 3 : 1, each guest on a CPU",
+        WEIGHED,
+        WEIGHTS,
+        2,
+    ),
+    apart(
+        "isolation-apart-bytes-8-frames",
+        "four guests with 64 KiB packets, three with 1514-byte frames, each guest on a CPU",
+        ALL_EQUAL,
+        FRAMES,
+        7,
+    ),
+    apart(
+        "isolation-apart-bytes-8-frames-weights",
+        "four guests with 64 KiB packets, three with 1514-byte frames, weights 3 : 1, each guest on a CPU",
+        WEIGHED,
+        FRAME_WEIGHTS,
+        7,
+    ),
+    apart("isolation-apart-kicks-8", "seven guests that kick in a storm, each guest on a CPU", UNPOLICED, KICKS, 7),
+    apart(
+        "isolation-apart-flows-8",
+        "four guests with 100 flows, three with one, each guest on a CPU",
         ALL_EQUAL,
         FLOWS,
         7,
