@@ -1,10 +1,11 @@
-//! Guests that keep the switch as busy as they can (docs/hostile.md, S5 and S8): two others that talk to each other lose nothing, and
+//! Guests that keep the switch as busy as they can (docs/hostile.md, S5, S7 and S8): two others that talk to each other lose nothing, and
 //! everything is counted.
 
 use lasthop_frame::VnetHdr;
 use lasthop_frame::testutil::Frame;
-use lasthop_tests_process::{Arena, Options, PATIENCE, mac, numbered, wait_for};
+use lasthop_tests_process::{Arena, Options, PATIENCE, mac, numbered, proc, wait_for};
 use lasthop_text::MacAddr;
+use std::time::{Duration, Instant};
 
 /// S5: rings full of the longest packets, whole and to be cut into the smallest segments, for one that takes no such thing, and
 /// for all.
@@ -72,4 +73,29 @@ fn s8_a_storm_of_broadcasts() {
     arena.witness.drain();
     arena.end(&attack, &[]);
     arena.lasthop.check_sums();
+}
+
+/// S7: a guest kicks as fast as it can, for nothing. Its port's thread does not look each time, and its packets come all the same.
+#[test]
+fn s7_kicks_for_nothing() {
+    let mut arena = Arena::new(false);
+    let attack = arena.begin("S7");
+    let mut guest = arena.guest(Options::net(|n| n.size = 64));
+    arena.works(&mut guest);
+    let switch = arena.lasthop.switch();
+    let used = || Duration::from_nanos(proc::threads_ns(switch, "port-x"));
+    let storm = |kicks: u32| (0..kicks).for_each(|_| guest.net.queues()[1].kick.signal());
+    // Until it is left alone.
+    storm(100_000);
+    let (before, start) = (used(), Instant::now());
+    while start.elapsed() < Duration::from_millis(200) {
+        storm(1000);
+    }
+    // It looks every 0.8 ms, however much of a processor there is for it.
+    let (used, all) = (used() - before, start.elapsed());
+    println!("its thread has taken {used:?} of {all:?}");
+    assert!(used < all / 10, "its thread has taken {used:?} of {all:?}");
+    arena.works(&mut guest);
+    drop(guest);
+    arena.end(&attack, &[]);
 }

@@ -5,7 +5,7 @@ use crate::coalesce::Coalescing;
 use crate::helper::{GUARD_NS, Helpers, OFFER_NS, vm_of};
 use crate::mailbox::Mailbox;
 use crate::owned_ring::OwnedRing;
-use crate::policy::{Arrivals, Batch, Kicks, TransmitTimer, Turn, Turns, Vm};
+use crate::policy::{Arrivals, Batch, Kicks, TransmitTimer, Turn, Turns, Vain, Vm};
 use lasthop_forward::{Forwarder, Outcome, PORT_CACHE_ENTRIES, Port};
 use lasthop_lock::{WaitNotice, identify_thread};
 use lasthop_sys::{Beat, Epoll, Trigger, current_thread};
@@ -69,6 +69,7 @@ impl PortThread {
             coalescing,
             rings: Vec::new(),
             turns: Turns::default(),
+            vain: Vain::default(),
             yielded_ns: 0,
         };
         let (report, started) = channel();
@@ -94,6 +95,7 @@ struct Server {
     coalescing: Arc<Coalescing>,
     rings: Vec<Option<PortRing>>,
     turns: Turns,
+    vain: Vain,
     /// When others of this core last had their turn.
     yielded_ns: u64,
 }
@@ -162,7 +164,7 @@ impl Server {
 
     /// One burst from a ring, if its time and its turn have come. True if there is more.
     fn look_after(&mut self, n: usize, now_ns: &mut u64) -> bool {
-        let Self { forwarder, helpers, turns, yielded_ns, .. } = self;
+        let Self { forwarder, helpers, turns, vain, yielded_ns, .. } = self;
         let Some(Some(ring)) = self.rings.get_mut(n) else { return false };
         if !ring.is_due(*now_ns) {
             return false;
@@ -183,6 +185,7 @@ impl Server {
         let (outcome, moved) = ring.owned.carry_burst(forwarder, &mut ring.arrivals, now_ns);
         if let Some(moved) = moved {
             turns.took(&mut ring.turn, moved, 1);
+            vain.moved();
         }
         yield_if_due(&outcome, yielded_ns, forwarder, *now_ns);
         ring.gathered += outcome.packets;
@@ -217,7 +220,7 @@ impl Server {
             return false;
         }
         beat.work();
-        let mut goes_on = true;
+        let (mut goes_on, mut kicked) = (true, false);
         for token in ready.iter() {
             match *token {
                 LETTERS => goes_on &= self.read_letters(),
@@ -226,9 +229,15 @@ impl Server {
                     if let Some(Some(ring)) = self.rings.get_mut(n as usize) {
                         ring.next = Next::Now;
                         ring.kicked = true;
+                        kicked = true;
                     }
                 }
             }
+        }
+        if kicked && let Some(pause) = self.vain.kicked(self.forwarder.now_ns()) {
+            beat.sleep();
+            std::thread::sleep(pause);
+            beat.work();
         }
         goes_on
     }
@@ -404,6 +413,7 @@ mod tests {
             mailbox: Arc::new(Mailbox::new().unwrap()),
             rings: Vec::new(),
             turns: Turns::default(),
+            vain: Vain::default(),
             yielded_ns: 0,
         };
         let kick = PeerEvent::new(std::os::fd::OwnedFd::from(EventFd::new().unwrap())).unwrap();

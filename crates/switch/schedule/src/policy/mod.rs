@@ -8,11 +8,13 @@ mod batch;
 mod hysteresis;
 mod offload;
 mod turns;
+mod vain;
 
 pub use batch::{Batch, Interrupt, Kicks, ReceiveTimer, TransmitTimer};
 pub use hysteresis::{Arrivals, Hysteresis};
 pub use offload::{BackOff, Core, choose_core};
 pub use turns::{Moved, Turn, Turns};
+pub use vain::Vain;
 
 /// What is known of a virtual machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
