@@ -8,6 +8,7 @@ mod lines;
 mod links;
 mod prescribed;
 mod rpm;
+mod second;
 mod sizes;
 mod suite;
 mod walls;

@@ -2,11 +2,12 @@
 //! per test program, and each counted stage.
 
 use crate::counts::{self, Comparison};
+use crate::second::Failed;
 use crate::{aarch64, root};
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// The package whose tests boot virtual machines.
 const VM_TESTS: &str = "lasthop-tests-vm";
@@ -88,11 +89,11 @@ impl Sum {
 pub fn run(quick: bool, long: bool, summary: Option<&Path>) -> Result<(), String> {
     let mut sum = Sum::default();
     // Cargo's own failure (a test that does not compile) has no result line and must fail the run all the same.
-    let mut broken = !cargo(&["test", "--workspace", "--exclude", VM_TESTS, "--no-fail-fast"], &[], &mut sum)?;
+    let mut broken = !twice(&["test", "--workspace", "--exclude", VM_TESTS, "--no-fail-fast"], &[], &mut sum)?;
     if !quick {
         broken |= !count(&mut sum);
         broken |= !for_aarch64(long, &mut sum);
-        broken |= !cargo(&["test", "--package", VM_TESTS, "--no-fail-fast"], &["--test-threads=1"], &mut sum)?;
+        broken |= !twice(&["test", "--package", VM_TESTS, "--no-fail-fast"], &["--test-threads=1"], &mut sum)?;
     }
     if long {
         for (package, programs) in LONG {
@@ -127,7 +128,7 @@ fn count(sum: &mut Sum) -> bool {
 fn for_aarch64(long: bool, sum: &mut Sum) -> bool {
     let check = || {
         let arguments = aarch64::check()?;
-        cargo_with(&arguments.iter().map(String::as_str).collect::<Vec<_>>(), &[], &[], &mut Sum::default())
+        cargo(&arguments.iter().map(String::as_str).collect::<Vec<_>>(), &[], &mut Sum::default())
     };
     let compiles = check();
     match &compiles {
@@ -148,6 +149,7 @@ fn for_aarch64(long: bool, sum: &mut Sum) -> bool {
             &aarch64::FOR_TESTS,
             &call.environment,
             sum,
+            &mut Failed::default(),
         )
     });
     matches!(compiles, Ok(true))
@@ -160,7 +162,29 @@ fn for_aarch64(long: bool, sum: &mut Sum) -> bool {
 
 /// Runs cargo, lets its output through without the names of tests that passed, and adds the results. False when it failed.
 fn cargo(arguments: &[&str], for_tests: &[&str], sum: &mut Sum) -> Result<bool, String> {
-    cargo_with(arguments, for_tests, &[], sum)
+    cargo_with(arguments, for_tests, &[], sum, &mut Failed::default())
+}
+
+/// The same, with a second try, alone, for tests that have one. What passes then has passed, and is named.
+fn twice(arguments: &[&str], for_tests: &[&str], sum: &mut Sum) -> Result<bool, String> {
+    let mut failed = Failed::default();
+    if cargo_with(arguments, for_tests, &[], sum, &mut failed)? {
+        return Ok(true);
+    }
+    let Some((programs, tests)) = failed.again() else { return Ok(false) };
+    println!("once more, alone: {}", tests.join(", "));
+    let words: Vec<_> = ["--exact", "--test-threads=1"].into_iter().chain(tests.iter().map(String::as_str)).collect();
+    let (mut again, mut all) = (Sum::default(), true);
+    for arguments in programs {
+        all &= cargo(&arguments, &words, &mut again)?;
+    }
+    if !all || again.passed < tests.len() {
+        return Ok(false);
+    }
+    println!("unsteady: passed only when run once more, alone: {}", tests.join(", "));
+    sum.failed -= tests.len().min(sum.failed);
+    sum.passed += tests.len();
+    Ok(true)
 }
 
 /// The same, in an environment. Without words for tests none are said to follow: not all commands take them.
@@ -169,6 +193,7 @@ fn cargo_with(
     for_tests: &[&str],
     environment: &[(&str, String)],
     sum: &mut Sum,
+    failed: &mut Failed,
 ) -> Result<bool, String> {
     let started = Instant::now();
     let mut child = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
@@ -178,11 +203,22 @@ fn cargo_with(
         .envs(environment.iter().map(|(name, value)| (*name, value)))
         .current_dir(root())
         .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
         .spawn()
         .map_err(|e| format!("cargo: {e}"))?;
+    let (tell, errors) = std::sync::mpsc::channel();
+    if let Some(stderr) = child.stderr.take() {
+        std::thread::spawn(move || {
+            for line in BufReader::new(stderr).lines().map_while(Result::ok) {
+                eprintln!("{line}");
+                let _ = tell.send(line);
+            }
+        });
+    }
     if let Some(stdout) = child.stdout.take() {
         for line in BufReader::new(stdout).lines().map_while(Result::ok) {
             sum.add_line(&line);
+            failed.add_result(&line);
             let noise =
                 line.is_empty() || line.starts_with("running ") || (line.starts_with("test ") && line.ends_with(" ok"));
             // Slow tests are worth a line of progress each.
@@ -193,6 +229,10 @@ fn cargo_with(
         }
     }
     let status = child.wait().map_err(|e| format!("cargo: {e}"))?;
+    // Until the end, or as long as something that a test left behind holds it open.
+    while let Ok(line) = errors.recv_timeout(Duration::from_secs(1)) {
+        failed.add_program(&line);
+    }
     println!("cargo {}: {:.0} s", arguments.join(" "), started.elapsed().as_secs_f32());
     Ok(status.success())
 }
