@@ -110,6 +110,7 @@ fn checksum_offload_and_merged_buffers_but_no_tso() {
 }
 
 #[test]
+#[ignore = "one more combination of features; `cargo xtask test --long` runs it"]
 fn nothing_on_either_side() {
     Pair::start(Nic::plain, Nic::plain).check(Depth::Quick);
 }

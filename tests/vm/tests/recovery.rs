@@ -165,6 +165,7 @@ fn three_vms_and_ports_that_come_and_go_under_load() {
 }
 
 #[test]
+#[ignore = "rarely breaks, and takes long; `cargo xtask test --long` runs it"]
 fn a_vm_killed_and_booted_again_leaves_nothing_behind() {
     let (dir, lasthop, [a, b]) = pair(false, "");
     let (switch, supervisor) = (lasthop.switch(), lasthop.pid());

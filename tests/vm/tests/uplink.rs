@@ -116,6 +116,7 @@ fn vms_and_the_network(uplink: &str, device: &str, whole: bool, prepare: impl Fn
 }
 
 #[test]
+#[ignore = "rarely breaks, and takes long; `cargo xtask test --long` runs it"]
 fn vms_and_the_host_through_tap() {
     vms_and_the_network("net=lh0,tap", "lh0", true, |_| {});
 }
