@@ -4,8 +4,11 @@ use lasthop_tests_process::{Guest, Lasthop, Options, PATIENCE, Port, binary, mac
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 struct Site {
@@ -33,7 +36,7 @@ impl Site {
     }
 
     fn listen(&self, at: &str) -> Exporter {
-        Exporter::start(&self.lasthop, at)
+        Exporter::start(&self.lasthop.run_dir(), at)
     }
 }
 
@@ -45,9 +48,9 @@ struct Exporter {
 }
 
 impl Exporter {
-    fn start(lasthop: &Lasthop, at: &str) -> Self {
+    fn start(run_dir: &Path, at: &str) -> Self {
         let mut command = Command::new(binary("lasthop"));
-        command.args(["metrics", "--listen", at, "--run-dir"]).arg(lasthop.run_dir()).stderr(Stdio::piped());
+        command.args(["metrics", "--listen", at, "--run-dir"]).arg(run_dir).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stderr.take().unwrap()).read_line(&mut line).unwrap();
@@ -146,6 +149,48 @@ fn whoever_asks_for_something_else_or_does_not_ask_keeps_nobody_waiting() {
     // Without an instance there is an answer, which says so.
     drop(site.lasthop);
     wait_for("the end to be told", PATIENCE, || number(&curl(&[&exporter.at]), "lasthop_up") == 0.0);
+}
+
+/// Three times as many connections as there are places kept a scraper waiting for twice as long as a request may take to come, 10 seconds.
+#[test]
+fn silent_connections_keep_no_scraper_out() {
+    let site = Site::new();
+    let exporter = site.listen("127.0.0.1:0");
+    let silent: Vec<_> = (0..190).map(|_| TcpStream::connect(exporter.address()).unwrap()).collect();
+    assert_eq!(number(&curl(&["--max-time", "8", &exporter.at]), "lasthop_up"), 1.0);
+    drop(silent);
+}
+
+/// An instance that does not answer is asked once, however many ask and break off.
+#[test]
+fn those_that_break_off_leave_no_questions_behind() {
+    let dir = scratch();
+    let instance = UnixListener::bind(dir.path().join("api.sock")).unwrap();
+    let asked = Arc::new(AtomicUsize::new(0));
+    let count = asked.clone();
+    std::thread::spawn(move || {
+        let mut open = Vec::new();
+        while let Ok((stream, _)) = instance.accept() {
+            open.push(stream);
+            count.fetch_add(1, Relaxed);
+        }
+    });
+    let exporter = Exporter::start(dir.path(), "127.0.0.1:0");
+    for n in 0..30 {
+        let mut stream = TcpStream::connect(exporter.address()).unwrap();
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+        if n == 0 {
+            wait_for("the instance to be asked", PATIENCE, || asked.load(Relaxed) > 0);
+        }
+        drop(stream);
+        // What came before has been read.
+        let status =
+            ["--output", "/dev/null", "--write-out", "%{http_code}", &format!("http://{}/", exporter.address())];
+        assert_eq!(curl(&status), "404");
+    }
+    // A question is given up after 15 seconds, and then comes another.
+    let asked = asked.load(Relaxed);
+    assert!(asked < 4, "{asked} questions at a time");
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! `GET /metrics`, for scrapers that anybody may run. What they can take is bounded: connections at a time, the time until a request is
-//! there, and how often an instance is asked.
+//! there, and how often an instance is asked. A connection that says nothing keeps nobody out (`places`).
+
+mod places;
 
 use super::{ask, text};
 use crate::client::CliError;
@@ -10,9 +12,11 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use places::{Places, Stage};
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
@@ -20,10 +24,8 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::{Mutex, Semaphore};
+use tokio::sync::Mutex;
 
-/// Connections at a time; another waits until one is over.
-const CONNECTIONS: usize = 64;
 /// How long a request may take to be there. All of a connection, one request and its answer, may take four times that: an instance may
 /// take long to answer when it is replacing a process.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -58,17 +60,16 @@ type Last = Option<(Instant, Bytes)>;
 #[derive(Debug)]
 struct Server {
     run_dir: PathBuf,
-    /// Whoever asks holds it until there is an answer, so that an instance has one question of ours at a time.
-    last: Mutex<Last>,
-    places: Arc<Semaphore>,
+    /// Held from a question to an instance until its answer, so that there is one at a time.
+    last: Arc<Mutex<Last>>,
+    places: Arc<Places>,
 }
 
 /// Until SIGINT or SIGTERM.
 pub fn serve(listen: &Listen, run_dir: &Path) -> Result<(), CliError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|e| CliError::new(format!("cannot start: {e}")))?;
-    let places = Arc::new(Semaphore::new(CONNECTIONS));
-    let server = Arc::new(Server { run_dir: run_dir.to_owned(), last: Mutex::default(), places });
+    let server = Arc::new(Server { run_dir: run_dir.to_owned(), last: Arc::default(), places: Arc::default() });
     runtime.block_on(async {
         let heard = |kind| signal(kind).map_err(|e| CliError::new(format!("signals: {e}")));
         let (mut interrupt, mut terminate) = (heard(SignalKind::interrupt())?, heard(SignalKind::terminate())?);
@@ -96,7 +97,14 @@ async fn accept(listen: &Listen, server: &Arc<Server>) -> Result<(), CliError> {
         }
         Listen::Unix(path) => {
             let failed = |e: io::Error| {
-                CliError::new(format!("{}: {e}; if nobody listens there any more, remove that file", path.display()))
+                let is_socket = || std::fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket());
+                let todo = match e.kind() {
+                    io::ErrorKind::AddrInUse if is_socket() => "if nobody listens there any more, remove that file",
+                    io::ErrorKind::AddrInUse => "something else is there; name a path where nothing is",
+                    io::ErrorKind::NotFound => "make the directory, or name another",
+                    _ => "name another path",
+                };
+                CliError::new(format!("{}: {e}; {todo}", path.display()))
             };
             let listener = UnixListener::bind(path).map_err(failed)?;
             eprintln!("ready: {}", path.display());
@@ -110,19 +118,27 @@ async fn accept(listen: &Listen, server: &Arc<Server>) -> Result<(), CliError> {
 /// A connection that was made, or was not: then there may be no descriptors for it, and they come back when others are over.
 async fn turn<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(server: &Arc<Server>, stream: io::Result<S>) {
     let Ok(stream) = stream else { return tokio::time::sleep(Duration::from_millis(100)).await };
-    let Ok(place) = server.places.clone().acquire_owned().await else { return };
+    let place = Arc::new(server.places.take().await);
     let server = server.clone();
     tokio::spawn(async move {
+        let asking = place.clone();
         let answer = service_fn(move |request| {
-            let server = server.clone();
-            async move { Ok::<_, Infallible>(server.answer(&request).await) }
+            let (server, place) = (server.clone(), asking.clone());
+            async move {
+                place.reached(Stage::Asked);
+                let answer = server.answer(&request).await;
+                place.reached(Stage::Answered);
+                Ok::<_, Infallible>(answer)
+            }
         });
         let mut protocol = http1::Builder::new();
         protocol.timer(TokioTimer::new()).header_read_timeout(PATIENCE).keep_alive(false).max_buf_size(1 << 14);
         let connection = protocol.serve_connection(TokioIo::new(stream), answer);
         // Whoever breaks off, or says what is no HTTP, gets no more of us.
-        let _ = tokio::time::timeout(4 * PATIENCE, connection).await;
-        drop(place);
+        tokio::select! {
+            _ = tokio::time::timeout(4 * PATIENCE, connection) => {}
+            () = place.given_away() => {}
+        }
     });
 }
 
@@ -143,15 +159,20 @@ impl Server {
     }
 
     async fn told(&self) -> Bytes {
-        let mut last = self.last.lock().await;
+        let mut last = self.last.clone().lock_owned().await;
         if let Some((_, text)) = last.as_ref().filter(|(at, _)| at.elapsed() < FRESH) {
             return text.clone();
         }
         let run_dir = self.run_dir.clone();
-        // That none answers is told, too, so that an alarm can be made of it.
-        let text = tokio::task::spawn_blocking(move || text::write(ask(&run_dir).ok().as_ref())).await;
-        let text = Bytes::from(text.unwrap_or_default());
-        *last = Some((Instant::now(), text.clone()));
-        text
+        // A task of its own: when the connection breaks off, the question to the instance goes on, and the next one waits for it. So there
+        // is never more than one thread that asks.
+        let asking = tokio::spawn(async move {
+            // That none answers is told, too, so that an alarm can be made of it.
+            let text = tokio::task::spawn_blocking(move || text::write(ask(&run_dir).ok().as_ref())).await;
+            let text = Bytes::from(text.unwrap_or_default());
+            *last = Some((Instant::now(), text.clone()));
+            text
+        });
+        asking.await.unwrap_or_default()
     }
 }
