@@ -15,6 +15,7 @@
 
 mod core;
 mod decider;
+mod lines;
 mod link;
 mod program;
 mod rings;

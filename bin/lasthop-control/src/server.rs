@@ -7,6 +7,7 @@ use crate::core::{
     Answer, Asker, Call, Kept, Load, MacCall, Meant, MirrorCall, SetCall, UplinkCall, WalkCall, busy, not_confirmed,
     not_known, supervisor_silent, switch_away, switch_silent,
 };
+use crate::lines::Lines;
 pub(crate) use clients::Clients;
 use clients::{Client, LongList, LongListPermit};
 use futures_util::Stream;
@@ -158,15 +159,15 @@ struct Api {
 
 impl Api {
     /// Asks for a list that may be very long, unless too many clients are reading such ones, and cuts it into pages, as [`pages`] does.
-    async fn long_list<T, P>(
+    async fn long_list<T: 'static, L: Into<Lines<T>>, P: 'static>(
         &self,
-        call: impl FnOnce(Answer<Vec<T>>) -> Call,
+        call: impl FnOnce(Answer<L>) -> Call,
         more: bool,
         size: usize,
-        page: impl Fn(Vec<T>, u64) -> P,
+        page: impl Fn(Vec<T>, u64) -> P + 'static,
     ) -> LongList<P> {
         let Ok(permit) = self.long_lists.clone().try_acquire_owned() else {
-            return LongList { pages: pages(Err(busy()), more, size, page), _permit: None };
+            return LongList { pages: pages(Err::<L, _>(busy()), more, size, page), _permit: None };
         };
         let list = self.ask_within(LIST_PATIENCE, switch_silent, call).await;
         self.client.list_until.set(Some(tokio::time::Instant::now() + LIST_LIMIT));

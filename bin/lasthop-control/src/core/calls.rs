@@ -10,6 +10,7 @@ use super::uplinks::UplinkCall;
 use super::{
     Answer, Asker, Command, Core, Counting, Kept, Load, PortRequest, busy, give, no_such_port, refuse, switch_away,
 };
+use crate::lines::Lines;
 use crate::server::MAX_LONG_LISTS;
 use crate::view;
 use lasthop_api::{
@@ -123,7 +124,7 @@ pub(crate) enum Call {
     AclShow {
         ports: Vec<String>,
         packets: bool,
-        answer: Answer<Vec<AclRule>>,
+        answer: Answer<Lines<AclRule>>,
     },
 }
 
@@ -282,7 +283,7 @@ impl Core {
         self.only_watches.then(|| names.cloned().collect())
     }
 
-    pub(super) fn acl_show(&mut self, ports: Vec<String>, packets: bool, answer: Answer<Vec<AclRule>>) {
+    pub(super) fn acl_show(&mut self, ports: Vec<String>, packets: bool, answer: Answer<Lines<AclRule>>) {
         let scopes: Vec<_> = ports.iter().cloned().map(Scope::Port).collect();
         if let Err(e) = self.check_known(&scopes) {
             return refuse(answer, e);

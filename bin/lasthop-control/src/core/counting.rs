@@ -3,6 +3,7 @@
 //! been; misses are answered in between.
 
 use super::{Answer, Core, FLOWS, Question, give};
+use crate::lines::Lines;
 use lasthop_api::AclRule;
 use lasthop_flow::Position;
 use lasthop_ipc::{DatapathRequest, FlowInfo};
@@ -23,11 +24,11 @@ pub(super) struct Counting {
     /// Flows to be judged, and where those begin that come after them.
     flows: Vec<FlowInfo>,
     next: Option<Position>,
-    pub answer: Answer<Vec<AclRule>>,
+    pub answer: Answer<Lines<AclRule>>,
 }
 
 impl Counting {
-    pub fn new(ports: Vec<String>, answer: Answer<Vec<AclRule>>) -> Self {
+    pub fn new(ports: Vec<String>, answer: Answer<Lines<AclRule>>) -> Self {
         Self { ports, packets: BTreeMap::new(), flows: Vec::new(), next: None, answer }
     }
 
@@ -70,7 +71,7 @@ impl Core {
         if let Some(after) = counting.next {
             return self.ask(DatapathRequest::Flows { after }, Question::Rules(counting));
         }
-        let rules = self.acl_rules(&counting.ports, Some(&counting.packets));
+        let rules = self.acl_rules(&counting.ports, Some(counting.packets));
         give(counting.answer, rules);
     }
 
@@ -140,6 +141,7 @@ mod tests {
         let (mut rounds, mut tell) = (0, [Some((1, 0, 0)), None].into_iter());
         while answered.try_recv().map_or(true, |rules| {
             let rules = rules.unwrap();
+            assert_eq!(rules.total(), 20_001);
             assert_eq!(rules.last().unwrap().packets, Some(128), "all came to the default");
             false
         }) {

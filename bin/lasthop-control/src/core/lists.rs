@@ -4,6 +4,7 @@ use super::calls::MAX_NAMED;
 use super::counting::PacketsByRule;
 use super::sets::SetChange;
 use super::{Answer, Command, Core, Question, Unconfirmed, give, refuse};
+use crate::lines::Lines;
 use lasthop_api::{AclChanged, AclRule, ApiError};
 use lasthop_ipc::DatapathRequest;
 use lasthop_management_ipc::{ControlToSupervisor, LISTS_PART};
@@ -374,28 +375,23 @@ impl Core {
     }
 
     /// The lists that `lasthop acl show` is asked for.
-    pub(super) fn acl_rules(&self, ports: &[String], packets: Option<&PacketsByRule>) -> Vec<AclRule> {
-        let mut shown: Vec<(Scope, Direction)> = Vec::new();
-        if ports.is_empty() {
-            shown.extend(self.book.iter().map(|(scope, direction, _)| (scope.clone(), direction)));
-        }
+    pub(super) fn acl_rules(&self, ports: &[String], packets: Option<PacketsByRule>) -> Lines<AclRule> {
+        let mut asked: Vec<(Scope, Direction)> = Vec::new();
         for name in ports {
             let is_uplink = self.find(name).is_some_and(|id| self.uplinks.contains_key(&id));
             let lists = Direction::ALL.into_iter().zip(self.book.of_port(name, is_uplink));
-            shown.extend(lists.filter_map(|(direction, list)| Some((list?.0, direction))));
+            asked.extend(lists.filter_map(|(direction, list)| Some((list?.0, direction))));
         }
         // Two ports may share a list.
-        shown.sort();
-        shown.dedup();
-        let mut rules = Vec::new();
-        for (scope, direction, list) in self.book.iter() {
-            if shown.contains(&(scope.clone(), direction)) {
-                let packets =
-                    |number: u32| Some(packets?.get(&(scope.clone(), direction, number)).copied().unwrap_or(0));
-                rules.extend(show(scope, direction, list, packets));
-            }
-        }
-        rules
+        asked.sort();
+        let packets = packets.map(Arc::new);
+        let meant = |scope: &Scope, d: Direction| {
+            ports.is_empty() || asked.binary_search_by(|(s, of)| (s, of).cmp(&(scope, &d))).is_ok()
+        };
+        let lists = self.book.iter().filter(|(scope, direction, _)| meant(scope, *direction));
+        let shown: Vec<Shown> = lists.map(|(scope, d, list)| Shown::new(scope, d, list, packets.as_ref())).collect();
+        let total = shown.iter().map(Shown::lines).sum();
+        Lines::new(total, shown.into_iter().flat_map(|list| (0..list.lines()).map(move |n| list.line(n))))
     }
 }
 
@@ -418,22 +414,55 @@ fn some(all: &[String], between: &str) -> String {
     }
 }
 
-fn show(scope: &Scope, direction: Direction, list: &List, packets: impl Fn(u32) -> Option<u64>) -> Vec<AclRule> {
-    let port = match scope {
-        Scope::Guests | Scope::Uplinks => None,
-        Scope::Port(name) => Some(name.clone()),
-    };
-    let list_of = scope.to_string();
-    let line = |number: u32, text: String| AclRule {
-        port: port.clone(),
-        applies_to: list_of.clone(),
-        direction: direction.to_string(),
-        number,
-        text,
-        packets: packets(number),
-    };
-    let rules = (1..).zip(list.rules()).map(|(number, rule)| line(number, rule.to_string()));
-    let stateful = list.is_stateful().then(|| AclRule { packets: None, ..line(0, "stateful".into()) });
-    let nat = list.translations().iter().map(|nat| AclRule { packets: None, ..line(0, nat.to_string()) });
-    stateful.into_iter().chain(nat).chain(rules).chain([line(0, format!("default {}", list.default()))]).collect()
+/// A list of which somebody is told: the one that was in force when it was asked for, whatever becomes of it.
+#[derive(Debug)]
+struct Shown {
+    scope: Scope,
+    direction: Direction,
+    list: Arc<List>,
+    packets: Option<Arc<PacketsByRule>>,
+}
+
+impl Shown {
+    fn new(scope: &Scope, direction: Direction, list: &Arc<List>, packets: Option<&Arc<PacketsByRule>>) -> Self {
+        Self { scope: scope.clone(), direction, list: list.clone(), packets: packets.cloned() }
+    }
+
+    /// Those that are no rules and come before them: that it is stateful, and translations.
+    fn before_rules(&self) -> usize {
+        usize::from(self.list.is_stateful()) + self.list.translations().len()
+    }
+
+    fn lines(&self) -> usize {
+        self.before_rules() + self.list.rules().len() + 1
+    }
+
+    /// One of its lines, from 0; the last is its default.
+    fn line(&self, n: usize) -> AclRule {
+        let (stateful, before) = (usize::from(self.list.is_stateful()), self.before_rules());
+        let translation = n.checked_sub(stateful).and_then(|n| self.list.translations().get(n));
+        let (number, text) = match (translation, n.checked_sub(before)) {
+            (None, None) => (None, "stateful".into()),
+            (Some(translation), _) => (None, translation.to_string()),
+            (None, Some(n)) => match self.list.rules().get(n) {
+                Some(rule) => (Some(u32::try_from(n + 1).unwrap_or(u32::MAX)), rule.to_string()),
+                None => (Some(0), format!("default {}", self.list.default())),
+            },
+        };
+        let counted = |packets: &Arc<PacketsByRule>| {
+            let rule = (self.scope.clone(), self.direction, number?);
+            Some(packets.get(&rule).copied().unwrap_or(0))
+        };
+        AclRule {
+            port: match &self.scope {
+                Scope::Guests | Scope::Uplinks => None,
+                Scope::Port(name) => Some(name.clone()),
+            },
+            applies_to: self.scope.to_string(),
+            direction: self.direction.to_string(),
+            number: number.unwrap_or(0),
+            text,
+            packets: self.packets.as_ref().and_then(counted),
+        }
+    }
 }

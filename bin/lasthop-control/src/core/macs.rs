@@ -1,18 +1,19 @@
 //! `lasthop mac del|flush`: addresses that are to be forgotten. Those that are to stay (`mac add`) are settings of their ports.
 
 use super::{Answer, Core, Unconfirmed, give, no_such_port, refuse};
-use crate::view;
+use crate::{lines::Lines, view};
 use lasthop_api::{ApiError, Group, Mac, MacFlushed, Member};
-use lasthop_policy::{Effects, MacView};
+use lasthop_policy::{Effects, GroupView, MacView};
 use lasthop_text::MacAddr;
 use lasthop_text::parse_mac;
 use lasthop_types::PortId;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// What is wanted of addresses.
 #[derive(Debug)]
 pub(crate) enum MacCall {
     Del { mac: String, vlan: Option<u16>, answer: Answer<Forgotten> },
-    Groups { answer: Answer<Vec<Group>> },
+    Groups { answer: Answer<Lines<Group>> },
     Flush { port: Option<String>, vlan: Option<u16>, answer: Answer<MacFlushed> },
 }
 
@@ -47,15 +48,17 @@ impl Core {
                 Ok(found) => self.forget_mac(&found, answer, now_ms),
             },
             MacCall::Groups { answer } => {
-                let groups = self.policy.groups(now_ms).into_iter();
-                let member = |(port, for_ms)| Member { port: self.name(port), for_ms };
-                let groups = groups.map(|g| Group {
-                    vlan: g.vlan,
-                    group: g.group.map(|group| group.to_string()),
-                    family: g.family.into(),
-                    members: g.ports.into_iter().map(member).collect(),
-                });
-                give(answer, groups.collect());
+                let groups = self.policy.groups(now_ms);
+                let ports: BTreeSet<PortId> =
+                    groups.iter().flat_map(|g| g.ports.iter().map(|(port, _)| *port)).collect();
+                let names: BTreeMap<_, _> = ports.into_iter().map(|port| (port, self.name(port))).collect();
+                let line = move |g: GroupView| {
+                    let name = |port| names.get(&port).cloned().unwrap_or_default();
+                    let member = |(port, for_ms)| Member { port: name(port), for_ms };
+                    let members = g.ports.into_iter().map(member).collect();
+                    Group { vlan: g.vlan, group: g.group.map(|of| of.to_string()), family: g.family.into(), members }
+                };
+                give(answer, Lines::new(groups.len(), groups.into_iter().map(line)));
             }
             MacCall::Flush { port, vlan, answer } => {
                 let id = port.map(|name| self.find(&name).ok_or(name)).transpose();

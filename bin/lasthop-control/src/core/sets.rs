@@ -2,10 +2,12 @@
 
 use super::lists::{Change, Kept};
 use super::{Answer, Core, Unconfirmed, give, refuse};
+use crate::lines::Lines;
 use lasthop_api::{AddressSet, ApiError, SetChanged};
-use lasthop_policy::acl::{Addresses, Book, Prefix, check_set_name, read_member};
+use lasthop_policy::acl::{AddressSet as Members, Addresses, Book, Prefix, check_set_name, read_member};
 use lasthop_policy::{Effects, SetRound};
 use lasthop_types::PortId;
+use std::sync::Arc;
 
 /// Addresses in one entry of a list of sets.
 const IN_ENTRY: usize = 128;
@@ -18,7 +20,7 @@ pub(crate) enum SetCall {
     /// It goes.
     Del { name: String, kept: Kept, answer: Answer<SetChanged> },
     /// All, or the one with this name.
-    List { name: Option<String>, answer: Answer<Vec<AddressSet>> },
+    List { name: Option<String>, answer: Answer<Lines<AddressSet>> },
 }
 
 /// Flows that are looked at at a time when a set has changed: below a millisecond.
@@ -45,6 +47,21 @@ fn refused(message: String) -> ApiError {
 
 fn read(addresses: &[String]) -> Result<Vec<Prefix>, ApiError> {
     addresses.iter().map(|text| read_member(text).map_err(refused)).collect()
+}
+
+/// A set in parts, at least one, the first of which says who uses it. Where the next part begins the last one has said, so each is found at once.
+fn entries(name: String, set: Arc<Members>, users: Vec<String>) -> impl Iterator<Item = AddressSet> {
+    let (mut users, mut last) = (Some(users), None);
+    std::iter::from_fn(move || {
+        let part: Vec<Prefix> = set.members_after(last.as_ref()).take(IN_ENTRY).copied().collect();
+        let used_by = users.take();
+        if part.is_empty() && used_by.is_none() {
+            return None;
+        }
+        last = part.last().copied().or(last);
+        let addresses = part.iter().map(ToString::to_string).collect();
+        Some(AddressSet { name: name.clone(), addresses, used_by: used_by.unwrap_or_default() })
+    })
 }
 
 impl Core {
@@ -118,19 +135,15 @@ impl Core {
         Ok((book, changed, addresses))
     }
 
-    fn set_list(&self, only: Option<&str>) -> Vec<AddressSet> {
-        let mut list = Vec::new();
-        for (name, set) in self.book.sets().filter(|(name, _)| only.is_none_or(|only| only == *name)) {
-            let users = self.book.users(name).map(|(scope, direction, _)| format!("{scope}, {direction}"));
-            let used_by: Vec<String> = users.collect();
-            let all: Vec<String> = set.members().map(ToString::to_string).collect();
-            let entry =
-                |addresses: &[String], used_by| AddressSet { name: name.into(), addresses: addresses.into(), used_by };
-            let (first, rest) = all.split_at(all.len().min(IN_ENTRY));
-            list.push(entry(first, used_by));
-            list.extend(rest.chunks(IN_ENTRY).map(|part| entry(part, Vec::new())));
+    fn set_list(&self, only: Option<&str>) -> Lines<AddressSet> {
+        let (mut shown, mut total) = (Vec::new(), 0);
+        for (name, set) in self.book.shared_sets().filter(|(name, _)| only.is_none_or(|only| only == *name)) {
+            let using = self.book.iter().filter(|(.., list)| list.sets().contains_key(name));
+            let users: Vec<String> = using.map(|(scope, direction, _)| format!("{scope}, {direction}")).collect();
+            total += set.members().len().div_ceil(IN_ENTRY).max(1);
+            shown.push((name.to_owned(), set.clone(), users));
         }
-        list
+        Lines::new(total, shown.into_iter().flat_map(|(name, set, users)| entries(name, set, users)))
     }
 
     /// The supervisor keeps it, and the book has it: lists go by it.

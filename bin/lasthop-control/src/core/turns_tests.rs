@@ -8,9 +8,42 @@ use lasthop_management_ipc::SupervisorToControl;
 use lasthop_policy::Effects;
 use lasthop_policy::acl::{Scope, read, read_member};
 use lasthop_types::PortId;
+use std::sync::Arc;
 use tokio::sync::oneshot;
 
 const FLOWS: u32 = 20_000;
+
+/// What has arrived for somebody who asked.
+fn answer<T>(core: &mut Core, call: impl FnOnce(Answer<T>) -> Call) -> T {
+    let (answer, mut arrives) = Answer::new(Asker::Owner);
+    core.handle(Event::Call(call(answer)), 0);
+    arrives.try_recv().unwrap().unwrap()
+}
+
+/// Lines are written when they are told, of what was there when somebody asked.
+#[test]
+fn lists_and_sets_are_shared_with_those_who_ask() {
+    let mut core = core();
+    let list = core.book.iter().next().unwrap().2.clone();
+    let before = Arc::strong_count(&list);
+    let rules = answer(&mut core, |answer| Call::AclShow { ports: Vec::new(), packets: false, answer });
+    assert_eq!((rules.total(), Arc::strong_count(&list)), (2, before + 1), "the list itself");
+    let members: Vec<_> = (1..300).map(|n| read_member(&format!("10.1.{}.{}", n / 256, n % 256)).unwrap()).collect();
+    core.book.change_set("bad", &members, &[]).unwrap();
+    core.book.change_set("unused", &[], &[]).unwrap();
+    let sets = answer(&mut core, |answer| Call::Set(SetCall::List { name: None, answer }));
+    core.book.change_set("bad", &[], &members).unwrap();
+    let texts: Vec<_> = rules.map(|rule| (rule.number, rule.text)).collect();
+    assert_eq!(texts, [(1, "deny ip from @bad".to_owned()), (0, "default permit".into())]);
+    assert_eq!(sets.total(), 4);
+    let sets: Vec<_> = sets.collect();
+    let told: Vec<_> = sets.iter().map(|set| (set.name.as_str(), set.addresses.len(), set.used_by.len())).collect();
+    assert_eq!(told, [("bad", 128, 1), ("bad", 128, 0), ("bad", 44, 0), ("unused", 0, 0)]);
+    let mut all: Vec<_> = sets.into_iter().flat_map(|set| set.addresses).collect();
+    all.sort();
+    all.dedup();
+    assert_eq!(all.len(), 300);
+}
 
 /// A control whose switch has many flows, of guests whose list names the set `bad`, with 10.0.0.0 in it.
 fn core() -> Core {

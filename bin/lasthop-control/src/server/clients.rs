@@ -55,10 +55,15 @@ impl Drop for LongListPermit {
 }
 
 /// A long list in pages, and the permit for it.
-#[derive(Debug)]
 pub(super) struct LongList<P> {
     pub(super) pages: Pages<P>,
     pub(super) _permit: Option<LongListPermit>,
+}
+
+impl<P> std::fmt::Debug for LongList<P> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LongList").finish_non_exhaustive()
+    }
 }
 
 impl<P> Stream for LongList<P> {

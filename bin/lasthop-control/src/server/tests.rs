@@ -63,6 +63,20 @@ fn lists_come_in_pages() {
     assert_eq!(list(7, false), [(7, Some(false))]);
 }
 
+/// A call for a long list took as long as all of its lines take to be written.
+#[test]
+fn a_page_is_written_when_it_is_told() {
+    let made = Rc::new(std::cell::Cell::new(0));
+    let count = made.clone();
+    let lines = Lines::new(1000, (0..1000).inspect(move |_| count.set(count.get() + 1)));
+    let mut pages = pages(Ok(lines), true, 100, |items, _| items);
+    assert_eq!(made.get(), 0);
+    for n in 1..=10 {
+        let page = futures_util::FutureExt::now_or_never(futures_util::StreamExt::next(&mut pages)).unwrap();
+        assert_eq!((page.unwrap().unwrap().continues(), made.get()), (Some(n < 10), 100 * n));
+    }
+}
+
 /// What the interface description has is in the documentation, too.
 #[test]
 fn methods_and_errors_are_documented() {

@@ -176,6 +176,11 @@ impl Book {
         self.sets.iter().map(|(name, set)| (name.as_str(), &**set))
     }
 
+    /// The same, to be kept as they are now.
+    pub fn shared_sets(&self) -> impl ExactSizeIterator<Item = (&str, &Arc<AddressSet>)> {
+        self.sets.iter().map(|(name, set)| (name.as_str(), set))
+    }
+
     /// The set with this name.
     pub fn set(&self, name: &str) -> Option<&AddressSet> {
         self.sets.get(name).map(|set| &**set)

@@ -3,6 +3,7 @@
 use super::rule::Prefix;
 use lasthop_classifier::Addresses;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 use std::sync::Arc;
 
 /// Most sets.
@@ -34,6 +35,12 @@ impl AddressSet {
     /// What it consists of, IPv4 first, in order.
     pub fn members(&self) -> impl ExactSizeIterator<Item = &Prefix> {
         self.members.iter()
+    }
+
+    /// Those that follow one; without it all.
+    pub fn members_after(&self, last: Option<&Prefix>) -> impl Iterator<Item = &Prefix> {
+        let from = last.map_or(Bound::Unbounded, Bound::Excluded);
+        self.members.range((from, Bound::Unbounded))
     }
 
     /// The same as addresses.
