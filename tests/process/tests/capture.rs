@@ -475,6 +475,10 @@ fn what_cannot_be_captured_is_refused() {
     std::fs::write(&there, "something else").unwrap();
     let link = site.path("link");
     std::os::unix::fs::symlink(&there, &link).unwrap();
+    // Somebody else has made it, and could read what is written.
+    let others = site.path("others");
+    std::fs::write(&others, "").unwrap();
+    std::os::unix::fs::chown(&others, Some(65_534), None).unwrap();
     let dir = site.dir.path().to_str().unwrap();
     for (to, wrong) in [
         (there.as_str(), "is there, and no capture of lasthop's; move it away, or name another file"),
@@ -495,6 +499,7 @@ fn what_cannot_be_captured_is_refused() {
         (&["mirror", "add", "m", "--from", "a", "--to", &ok, "--direction", "in"], "use from-guest, to-guest or both"),
         (&["capture", "c", "-w", &none], "there is no port c; `lasthop port list`"),
         (&["capture", "a", "-w", &there], "is there, and no capture"),
+        (&["capture", "a", "-w", &others], "belongs to user 65534; move it away"),
         (&["capture", "a", "-w", &link], "is a symbolic link; name the file itself"),
         (&["capture", "a", "b", "-w", &none], "b is a port: write a,b"),
         (&["capture", "a", "tcp", "prt", "80", "-w", &none], "syntax error"),
@@ -525,14 +530,12 @@ fn what_cannot_be_captured_is_refused() {
 #[test]
 fn a_full_disk_costs_packets_nothing() {
     let mut site = Site::new();
-    let small = site.path("small");
-    std::fs::create_dir(&small).unwrap();
-    let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "size=64k", "none", &small]).status();
-    assert!(mounted.unwrap().success(), "root may mount a tmpfs");
-    let unmount = Unmount(small.clone());
+    let (small, unmount) = small(&site);
     let path = format!("{small}/a.pcap");
     site.lasthop.command(&["mirror", "add", "log", "--from", "a", "--to", &path]);
     site.lasthop.wait_for_state("log", "up");
+    let said = error(&site.lasthop, &["port", "rename", "log", "other"]);
+    assert!(said.contains("port log is the file of mirror log"), "{said}");
     for n in 0..100 {
         site.exchange(10 + 2 * n, 1400);
     }
@@ -548,11 +551,7 @@ fn a_full_disk_costs_packets_nothing() {
 #[test]
 fn a_full_disk_ends_a_capture() {
     let mut site = Site::new();
-    let small = site.path("small");
-    std::fs::create_dir(&small).unwrap();
-    let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "size=64k", "none", &small]).status();
-    assert!(mounted.unwrap().success(), "root may mount a tmpfs");
-    let unmount = Unmount(small.clone());
+    let (small, unmount) = small(&site);
     let path = format!("{small}/a.pcapng");
     let capture = Capture::start(&site, &["a", "-w", &path]);
     capture.wait_for_file(&path);
@@ -563,6 +562,15 @@ fn a_full_disk_ends_a_capture() {
     assert!(!well && said.contains(&format!("{path}: ")) && said.contains("make room"), "{said}");
     assert_eq!(left(&site.lasthop), "");
     drop(unmount);
+}
+
+/// A file system of 64 KiB, until that goes out of scope.
+fn small(site: &Site) -> (String, Unmount) {
+    let small = site.path("small");
+    std::fs::create_dir(&small).unwrap();
+    let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "size=64k", "none", &small]).status();
+    assert!(mounted.unwrap().success(), "root may mount a tmpfs");
+    (small.clone(), Unmount(small))
 }
 
 struct Unmount(String);

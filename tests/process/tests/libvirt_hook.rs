@@ -74,8 +74,12 @@ fn ports_come_with_the_domain_and_go_with_it() {
     }
     assert_eq!(names(), ["old", "web", "db"], "there is nothing to do at other steps");
     drop(guest);
+    // Another port may have the name by then that one had which the hook made.
+    lasthop.command(&["port", "rename", "web", "www"]);
+    lasthop.command(&["port", "add", "web", &path("other.sock")]);
     ok(["release", "end"]);
-    assert_eq!(names(), ["old"], "what was there before stays");
+    assert_eq!(names(), ["old", "web"], "what was there before stays, and what somebody else made");
+    assert_eq!(lasthop.port("web")["path"], path("other.sock"));
     ok(["release", "end"]);
 }
 

@@ -15,8 +15,10 @@ use pcap_file::pcapng::blocks::section_header::{SectionHeaderBlock, SectionHeade
 use pcap_file::pcapng::{PcapNgBlock, PcapNgWriteError};
 use pcap_file::{DataLink, Endianness};
 use rustix::fs::{Mode, OFlags, open};
+use rustix::process::geteuid;
 use std::fs::File;
 use std::io::{self, BufWriter, Read, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -125,6 +127,10 @@ impl Ring {
         let stat = file.metadata()?;
         if !stat.is_file() {
             return Err(said(" is no file; name another".into()));
+        }
+        // Its owner could read what is captured, or be given what was captured before.
+        if stat.uid() != geteuid().as_raw() {
+            return Err(said(format!(" belongs to user {}; move it away, or name another file", stat.uid())));
         }
         let mut begin = [0; 4];
         let is_capture = (&file).read_exact(&mut begin).is_ok() && CAPTURES.contains(&begin);

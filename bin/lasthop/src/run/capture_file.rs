@@ -8,6 +8,11 @@ pub fn is_pipe(spec: &SavedUplink) -> bool {
     spec.driver.as_deref().and_then(UplinkDriver::pipe_owner).is_some()
 }
 
+/// Whether it is a capture file, or its named pipe.
+pub fn is_file(spec: &SavedUplink) -> bool {
+    spec.driver.as_deref().and_then(UplinkDriver::from_name) == Some(UplinkDriver::File)
+}
+
 /// Whether it was remembered for a capture by a lasthop before captures had pipes of their own. Its pipe is gone, and whatever is made under
 /// that name in a directory of everybody's would get the packets.
 pub fn is_left_over(spec: &SavedUplink) -> bool {

@@ -95,6 +95,13 @@ impl Supervisor {
             if capture_file::is_pipe(&uplink.spec) {
                 return Err(format!("port {name} is that of a `lasthop capture`, and goes with it; its name is fixed"));
             }
+            if capture_file::is_file(&uplink.spec) && self.mirrors.iter().any(|m| m.name == name && m.to == name) {
+                return Err(format!(
+                    "port {name} is the file of mirror {name}, and goes with it; make another mirror instead: `lasthop mirror del {name}`, \
+                     `lasthop mirror add {to} … --to {}`",
+                    uplink.spec.device
+                ));
+            }
             if !uplink.saved {
                 return Err(given);
             }
