@@ -85,10 +85,10 @@ pub struct CaptureArgs {
     #[arg(short, long, value_name = "FILE", default_value = "-")]
     write: PathBuf,
     /// End after so many packets
-    #[arg(short, long, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(short, long, value_name = "COUNT", value_parser = crate::size::whole::<u64>(1..=u64::MAX))]
     count: Option<u64>,
     /// Bytes of each packet that are kept
-    #[arg(short, long, value_name = "BYTES", default_value_t = 262_144, value_parser = clap::value_parser!(u32).range(14..=262_144))]
+    #[arg(short, long, value_name = "BYTES", default_value_t = 262_144, value_parser = crate::size::whole::<u32>(14..=262_144))]
     snaplen: u32,
     /// What is captured: what those ports' guests send, as they send it, what is sent to them, as they get it, or both
     #[arg(long, value_name = "from-guest|to-guest|both", default_value = "both", value_parser = ["from-guest", "to-guest", "both"])]
@@ -97,7 +97,7 @@ pub struct CaptureArgs {
     #[arg(short = 'C', long, value_name = "SIZE", value_parser = file_size)]
     max_size: Option<String>,
     /// With --max-size: how many files there are [default: 2]
-    #[arg(short = 'W', long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=1000))]
+    #[arg(short = 'W', long, value_name = "N", value_parser = crate::size::whole::<u32>(2..=1000))]
     files: Option<u32>,
     /// Directory of the running instance's API socket
     #[arg(long, value_name = "DIR", default_value = "/run/lasthop")]

@@ -2,12 +2,15 @@
 
 use futures_util::{Stream, StreamExt};
 use lasthop_api::{ApiError, READ_SOCKET_NAME, SOCKET_NAME};
+use lasthop_sys::SignalFd;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 use zlink::tokio::unix::{Connection, connect};
 
@@ -115,12 +118,22 @@ impl Instance {
 }
 
 /// The process that has locked the run directory, if there is one and we may look.
-fn running(run_dir: &Path) -> Option<String> {
+pub fn running(run_dir: &Path) -> Option<String> {
     let mut lock = File::open(run_dir.join("lock")).ok()?;
     flock(&lock, FlockOperation::NonBlockingLockShared).is_err().then_some(())?;
     let mut pid = String::new();
     lock.read_to_string(&mut pid).ok()?;
     Some(pid.trim().to_owned())
+}
+
+/// Waits until `next`, or for a signal that is to end this command: whether one came.
+pub fn signalled_before(signals: &SignalFd, next: Instant) -> Result<bool, CliError> {
+    let left = next.saturating_duration_since(Instant::now());
+    let limit = Timespec { tv_sec: left.as_secs().try_into().unwrap_or(60), tv_nsec: left.subsec_nanos().into() };
+    match poll(&mut [PollFd::new(signals, PollFlags::IN)], Some(&limit)) {
+        Ok(_) | Err(Errno::INTR) => Ok(signals.read().is_some()),
+        Err(e) => Err(CliError::new(format!("signals: {e}"))),
+    }
 }
 
 /// All pages of a list.

@@ -6,15 +6,13 @@ mod file;
 mod record;
 mod show;
 
-use crate::client::{CliError, Instance};
+use crate::client::{CliError, Instance, signalled_before};
 use crate::list::{Figures, figures};
 use clap::{Args, Subcommand};
 use file::{History, Shape};
 use lasthop_sys::SignalFd;
 use lasthop_text::counted;
 use record::Recorder;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -44,13 +42,13 @@ pub struct RecordArgs {
     #[arg(long, value_name = "FILE", default_value = FILE)]
     file: PathBuf,
     /// For how long it has room, if it is made now
-    #[arg(long, value_name = "DAYS", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=31))]
+    #[arg(long, value_name = "DAYS", default_value_t = 1, value_parser = crate::size::whole::<u32>(1..=31))]
     days: u32,
     /// For how many ports it has room, if it is made now
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = crate::size::whole::<u32>(1..=4096))]
     ports: u32,
     /// Seconds between two looks
-    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=60))]
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = crate::size::whole::<u64>(1..=60))]
     interval: u64,
     /// Directory of the running instance's API socket
     #[arg(long, value_name = "DIR", default_value = "/run/lasthop")]
@@ -119,13 +117,7 @@ fn record(args: &RecordArgs) -> Result<String, CliError> {
                 Ok(()) => full = false,
             }
         }
-        let left = next.saturating_duration_since(Instant::now());
-        let limit = Timespec { tv_sec: left.as_secs().try_into().unwrap_or(60), tv_nsec: left.subsec_nanos().into() };
-        match poll(&mut [PollFd::new(&signals, PollFlags::IN)], Some(&limit)) {
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(e) => return Err(CliError::new(format!("signals: {e}"))),
-        }
-        if signals.read().is_some() {
+        if signalled_before(&signals, next)? {
             return Ok(String::new());
         }
     }

@@ -8,7 +8,7 @@ mod key;
 mod message;
 mod table;
 
-use crate::client::{CliError, Instance};
+use crate::client::{CliError, Instance, signalled_before};
 use crate::list::all_ports;
 use clap::Args;
 use futures_util::StreamExt;
@@ -16,8 +16,6 @@ use lasthop_api::{Flow, SwitchProxy};
 use lasthop_sys::SignalFd;
 use lasthop_text::counted;
 use message::{Writer, element, variable};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs, UdpSocket};
@@ -38,28 +36,28 @@ pub struct IpfixArgs {
     #[arg(value_name = "ADDRESS:PORT")]
     collector: String,
     /// Seconds after which a flow that goes on is told of
-    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = crate::size::whole::<u64>(1..=3600))]
     active: u64,
     /// Seconds without a packet after which a flow is told of
-    #[arg(long, value_name = "SECONDS", default_value_t = 15, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    #[arg(long, value_name = "SECONDS", default_value_t = 15, value_parser = crate::size::whole::<u64>(1..=3600))]
     idle: u64,
     /// Seconds between two looks at the flows
-    #[arg(long, value_name = "SECONDS", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=60))]
+    #[arg(long, value_name = "SECONDS", default_value_t = 5, value_parser = crate::size::whole::<u64>(1..=60))]
     interval: u64,
     /// Seconds after which templates and names of ports are sent once more
-    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = crate::size::whole::<u64>(1..=3600))]
     templates: u64,
     /// Number of the observation domain: which switch this is
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     domain: u32,
     /// Tell of one flow of N, and of nothing of the others
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = crate::size::whole::<u64>(1..=1_000_000))]
     sample: u64,
     /// Flows that are followed at a time, some 300 bytes each; others are counted
-    #[arg(long, value_name = "N", default_value_t = 65_536, value_parser = clap::value_parser!(u64).range(1..=1_048_576))]
+    #[arg(long, value_name = "N", default_value_t = 65_536, value_parser = crate::size::whole::<u64>(1..=1_048_576))]
     flows: u64,
     /// Longest message in bytes: what passes any path of IPv6 whole, if not given
-    #[arg(long, value_name = "BYTES", default_value_t = 1232, value_parser = clap::value_parser!(u16).range(512..=65_000))]
+    #[arg(long, value_name = "BYTES", default_value_t = 1232, value_parser = crate::size::whole::<u16>(512..=65_000))]
     message_size: u16,
     /// Directory of the running instance's API socket
     #[arg(long, value_name = "DIR", default_value = "/run/lasthop")]
@@ -319,13 +317,7 @@ pub fn ipfix(args: &IpfixArgs) -> Result<String, CliError> {
     let mut next = Instant::now() + every;
     let mut away = false;
     loop {
-        let left = next.saturating_duration_since(Instant::now());
-        let limit = Timespec { tv_sec: left.as_secs().try_into().unwrap_or(60), tv_nsec: left.subsec_nanos().into() };
-        match poll(&mut [PollFd::new(&signals, PollFlags::IN)], Some(&limit)) {
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(e) => return Err(CliError::new(format!("signals: {e}"))),
-        }
-        if signals.read().is_some() {
+        if signalled_before(&signals, next)? {
             return Ok(watch.end());
         }
         if Instant::now() < next {

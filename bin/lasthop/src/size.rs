@@ -1,7 +1,20 @@
-//! Sizes of memory, as people write them: a number, perhaps with K, M, G or T, which are multiples of 1024.
+//! Numbers as people write them: whole ones, and sizes of memory, which are a number, perhaps with K, M, G or T, which are multiples of 1024.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::str::FromStr;
+
+/// Reads a whole number of this range, for a command line. The error says which numbers there are.
+pub fn whole<T: TryFrom<u64>>(range: RangeInclusive<u64>) -> impl Fn(&str) -> Result<T, String> + Clone {
+    move |text| {
+        let number = text.parse().ok().filter(|number| range.contains(number));
+        let number = number.and_then(|number| T::try_from(number).ok());
+        number.ok_or_else(|| match range.clone().into_inner() {
+            (least, u64::MAX) => format!("{text:?} is no whole number; write {least} or more"),
+            (least, most) => format!("{text:?} is no whole number from {least} to {most}"),
+        })
+    }
+}
 
 /// A size as it was written. What a bare number counts is for whoever asked for it to say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +68,15 @@ impl fmt::Display for Size {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_number_that_is_none_is_told_with_the_range() {
+        assert_eq!((whole::<u32>(2..=1000)("1000"), whole::<u64>(1..=u64::MAX)("7")), (Ok(1000), Ok(7)));
+        for wrong in ["", "1", "1001", "-3", "1.5", "ten", "99999999999999999999"] {
+            assert_eq!(whole::<u32>(2..=1000)(wrong), Err(format!("{wrong:?} is no whole number from 2 to 1000")));
+        }
+        assert_eq!(whole::<u64>(1..=u64::MAX)("0"), Err("\"0\" is no whole number; write 1 or more".into()));
+    }
 
     #[test]
     fn sizes_mean_the_same_everywhere() {

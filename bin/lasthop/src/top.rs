@@ -17,10 +17,10 @@ use std::time::{Duration, Instant};
 #[derive(Debug, Args)]
 pub struct TopArgs {
     /// Seconds between two looks
-    #[arg(short, long, value_name = "SECONDS", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    #[arg(short, long, value_name = "SECONDS", default_value_t = 2, value_parser = crate::size::whole::<u64>(1..=3600))]
     delay: u64,
     /// End after so many looks
-    #[arg(short = 'n', long, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(short = 'n', long, value_name = "COUNT", value_parser = crate::size::whole::<u64>(1..=u64::MAX))]
     count: Option<u64>,
     /// What comes first
     #[arg(long, value_name = "name|packets|bytes|drops|cpu", default_value = "packets")]

@@ -23,7 +23,7 @@ pub struct ShowArgs {
     #[arg(long, value_name = "TIME", default_value = "1day", value_parser = parse_duration)]
     since: Duration,
     /// Minutes of a line [default: so many that there are 48 lines at most]
-    #[arg(long, value_name = "MINUTES", value_parser = clap::value_parser!(u64).range(1..=1440))]
+    #[arg(long, value_name = "MINUTES", value_parser = crate::size::whole::<u64>(1..=1440))]
     step: Option<u64>,
     /// The file
     #[arg(long, value_name = "FILE", default_value = FILE)]
