@@ -9,6 +9,7 @@
 //! | `sets` | its sets of addresses |
 //! | `macs` | its static addresses |
 //! | `plan` | what has to change so that a running lasthop is as the file says |
+//! | `overruled` | what a command changes until the next start only, because the file says otherwise |
 //! | `apply` | asks the running one, has it change, says what was changed |
 
 mod apply;
@@ -16,12 +17,14 @@ mod document;
 mod lists;
 mod macs;
 mod mirrors;
+mod overruled;
 mod plan;
 mod sets;
 
 pub use apply::{ApplyArgs, apply};
 pub use lists::in_book;
 pub use mirrors::in_mirrors;
+pub use overruled::overruled;
 
 use crate::run::{PortArg, SavedUplink};
 use lasthop_policy::Mirror;

@@ -87,7 +87,8 @@ pub fn mirror(command: &MirrorCommand) -> Result<String, CliError> {
                 )));
             }
             let port = if is_file { name } else { to };
-            let cut = if is_file { None } else { cut_off(&crate::list::all_ports(&mut instance)?, to) };
+            let ports = if is_file { Vec::new() } else { crate::list::all_ports(&mut instance)? };
+            let cut = cut_off(&ports, to).or_else(|| waits(&ports, to));
             let added = instance.ask(async |c| c.mirror_add(name, &from, port, direction, *sample, None).await);
             if added.is_err() && is_file {
                 instance.ask(async |c| c.port_del(name).await)?;
@@ -165,6 +166,12 @@ fn cut_off(ports: &[Port], to: &str) -> Option<String> {
     Some(format!("; {} gets nothing but copies from now on, and its guest is cut off", port.name))
 }
 
+/// That nobody is there yet who could take copies.
+fn waits(ports: &[Port], to: &str) -> Option<String> {
+    let port = ports.iter().find(|port| port.name == to && port.state == "waiting")?;
+    Some(format!("; {} waits for its guest, and nothing is copied until that is there", port.name))
+}
+
 fn table(list: &MirrorList, files: &BTreeMap<String, Uplink>) -> String {
     if list.mirrors.is_empty() {
         return "no mirrors; make one with `lasthop mirror add NAME --from PORT,... --to PORT`\n".into();
@@ -194,5 +201,8 @@ mod tests {
         for other in [port("up", 0), port("waiting", 1), Port { uplink: true, ..port("up", 1) }] {
             assert_eq!(cut_off(&[other], "c3"), None);
         }
+        let said = waits(&[port("waiting", 0)], "c3").unwrap();
+        assert_eq!(said, "; c3 waits for its guest, and nothing is copied until that is there");
+        assert_eq!((waits(&[port("up", 0)], "c3"), waits(&[], "c3")), (None, None));
     }
 }

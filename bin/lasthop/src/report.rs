@@ -5,14 +5,15 @@
 
 mod mask;
 
-use crate::client::CliError;
+use crate::client::{CliError, Instance};
 use clap::Args;
 use flate2::{Compression, write::GzEncoder};
 use lasthop_api::{READ_SOCKET_NAME, SOCKET_NAME};
 use lasthop_text::counted;
 use mask::Mask;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::io::{self, IsTerminal, Read, Seek, SeekFrom, Write};
+use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -68,14 +69,14 @@ const HOST_FILES: [(&str, &str); 4] = [
 
 #[derive(Debug, Args)]
 pub struct ReportArgs {
-    /// The archive to write [default: lasthop-report-SECONDS.tar.gz in this directory]
+    /// The archive to write; `-` is standard output [default: lasthop-report-SECONDS.tar.gz in this directory]
     file: Option<PathBuf>,
     /// Leave MAC and IP addresses as they are. Without, each is replaced, by the same word wherever it is found
     #[arg(long)]
     with_addresses: bool,
-    /// The file of `lasthop run --config`, which is put in if it can be read
-    #[arg(long, value_name = "FILE", default_value = "/etc/lasthop.toml")]
-    config: PathBuf,
+    /// The file of `lasthop run --config`, which is put in if it can be read [default: /etc/lasthop.toml]
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
     /// Directory of the running instance's API socket
     #[arg(long, value_name = "DIR", default_value = "/run/lasthop")]
     run_dir: PathBuf,
@@ -90,22 +91,44 @@ pub fn report(args: &ReportArgs) -> Result<String, CliError> {
     let failed = |e: io::Error| {
         CliError::new(format!("{}: {e}; name a file that does not exist yet, in a directory with room", path.display()))
     };
-    // For its owner alone, and never in place of something else.
-    let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path).map_err(failed)?;
+    let to_stdout = path == Path::new("-");
+    let file = if to_stdout {
+        if io::stdout().is_terminal() {
+            return Err(CliError::usage(
+                "the archive is no text; send standard output to a file or a program, or name a file",
+            ));
+        }
+        io::stdout().as_fd().try_clone_to_owned().map(File::from)
+    } else {
+        // For its owner alone, and never in place of something else.
+        OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)
+    };
+    let file = file.map_err(failed)?;
+    // Somebody who names a file wants it in there.
+    let config = args.config.as_deref().map(|path| (path, File::open(path)));
+    if let Some((path, Err(e))) = &config {
+        eprintln!("lasthop: {}: {e}; the archive is made without it", path.display());
+    }
     let (files, log) = gather(args);
     let count = files.len();
     let written = write(file, files, (!args.with_addresses).then(Mask::default));
-    let masked = written.inspect_err(|_| drop(fs::remove_file(&path))).map_err(failed)?;
+    let remove = || if to_stdout { Ok(()) } else { fs::remove_file(&path) };
+    let masked = written.inspect_err(|_| drop(remove())).map_err(failed)?;
     let addresses = match masked {
         None => "with addresses".to_owned(),
         Some(n) => format!("{} replaced", counted(n as u64, "address")),
     };
-    Ok(format!(
+    let said = format!(
         "{}: {}, {addresses}; log: {log}\nnames of ports, paths and what else the log says are in it: look through it before you send it to \
          somebody\n",
-        path.display(),
+        if to_stdout { "standard output".into() } else { path.display().to_string() },
         counted(count as u64, "file"),
-    ))
+    );
+    if to_stdout {
+        eprint!("{said}");
+        return Ok(String::new());
+    }
+    Ok(said)
 }
 
 /// Name and content of each file, and where the log was found.
@@ -124,11 +147,11 @@ fn gather(args: &ReportArgs) -> (Vec<(String, Vec<u8>)>, String) {
         HOST.iter().map(|(name, program, words)| ((*name).to_owned(), say(Command::new(program).args(*words)))),
     );
     files.extend(HOST_FILES.iter().map(|(name, path)| ((*name).to_owned(), read(Path::new(path)))));
-    files.push(("config.toml".into(), read(&args.config)));
+    files.push(("config.toml".into(), read(args.config.as_deref().unwrap_or(Path::new("/etc/lasthop.toml")))));
     let pid = supervisor(&args.run_dir);
     let processes = pid.as_deref().map(processes);
     files.push(("processes.txt".into(), processes.unwrap_or_else(|| "no lasthop run was found\n".into()).into_bytes()));
-    let (log, from) = log(pid.as_deref());
+    let (log, from) = log(pid.as_deref(), &args.run_dir);
     files.push(("log.txt".into(), log));
     files.push(("log-from.txt".into(), format!("{from}\n").into_bytes()));
     (files, from)
@@ -201,8 +224,16 @@ fn processes(pid: &str) -> String {
 }
 
 /// The end of the log, and where it was found.
-fn log(pid: Option<&str>) -> (Vec<u8>, String) {
-    let Some(pid) = pid else { return (Vec::new(), "not found, as no lasthop runs".into()) };
+fn log(pid: Option<&str>, run_dir: &Path) -> (Vec<u8>, String) {
+    let Some(pid) = pid else {
+        let answers = Instance::connect(run_dir).is_ok();
+        let why = if answers {
+            "lasthop runs, and this user may not see its processes: run this as root"
+        } else {
+            "no lasthop runs"
+        };
+        return (Vec::new(), format!("not found: {why}"));
+    };
     let file = format!("/proc/{pid}/fd/2");
     let leads = fs::read_link(&file).map_or_else(|e| e.to_string(), |to| to.display().to_string());
     match tail(Path::new(&file)) {
@@ -252,6 +283,10 @@ fn write(file: File, files: Vec<(String, Vec<u8>)>, mut mask: Option<Mask>) -> i
         header.set_mode(0o600);
         archive.append_data(&mut header, format!("{FOLDER}/{name}"), content.as_slice())?;
     }
-    archive.into_inner()?.finish()?.sync_all()?;
+    let file = archive.into_inner()?.finish()?;
+    // A pipe has nothing to be written out.
+    if file.metadata()?.is_file() {
+        file.sync_all()?;
+    }
     Ok(mask.map(|mask| mask.count()))
 }

@@ -149,6 +149,9 @@ pub fn set(name: &str, settings: &SettingsArgs, shared: &SharedArgs) -> Result<S
         )));
     }
     let port = shared.instance()?.ask(async |c| c.port_set(name, &fields).await)?;
+    for line in crate::declared::overruled(&shared.run_dir, name, &port.settings, &fields) {
+        eprintln!("lasthop: {line}");
+    }
     shared.show(&port, |p| format!("port {}: {}\n", p.name, told(&p.settings)))
 }
 

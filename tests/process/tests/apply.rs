@@ -208,6 +208,28 @@ fn a_port_that_cannot_be_made_anew_stays() {
     hear(&mut guests, 2);
 }
 
+/// What a command changes until the next start only is said, and so is that a mirror's file is a port here.
+#[test]
+fn what_the_file_takes_back_at_the_next_start_is_said() {
+    let dir = scratch();
+    let path = file(dir.path(), &port(dir.path(), "a", "vlan = 10\n"));
+    let lasthop = Lasthop::start_with(&[Port::listen("b", dir.path())], &["--config", &path]);
+    let said = |words: &[&str]| {
+        let out = lasthop.try_command(words);
+        assert!(out.status.success(), "{words:?}: {}", String::from_utf8_lossy(&out.stderr));
+        String::from_utf8_lossy(&out.stderr).into_owned()
+    };
+    let warned = said(&["port", "set", "a", "--vlan", "20"]);
+    let line = format!("lasthop: {path}: says vlan=10 for port a, which holds again from the next start of lasthop on");
+    assert!(warned.starts_with(&line), "{warned}");
+    assert_eq!(said(&["port", "set", "a", "--vlan", "10"]), "");
+    assert_eq!(said(&["port", "set", "b", "--vlan", "20"]), "", "the file does not name it");
+    let path = file(dir.path(), "[mirror.log]\nfrom = [\"b\"]\nto = \"/tmp/x.pcap\"\n");
+    let out = lasthop.try_command(&["apply", &path]);
+    let said = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert!(!out.status.success() && said.contains("[port.log-file] with device = \"/tmp/x.pcap\""), "{said}");
+}
+
 #[test]
 fn a_mirror_to_nobody_says_so() {
     let dir = scratch();

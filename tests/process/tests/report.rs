@@ -100,14 +100,14 @@ fn all_is_there_and_no_address() {
 fn without_a_running_lasthop_the_rest_is_there() {
     let dir = scratch();
     let archive = dir.path().join("report.tar.gz");
-    let out = Command::new(lasthop_tests_process::binary("lasthop"))
-        .arg("report")
-        .arg(&archive)
-        .arg("--run-dir")
-        .arg(dir.path())
-        .output();
-    let out = out.unwrap();
-    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    let mut command = Command::new(lasthop_tests_process::binary("lasthop"));
+    command.args(["report", "-", "--config", "/nonexistent.toml", "--run-dir"]).arg(dir.path());
+    let out = command.current_dir(dir.path()).output().unwrap();
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success() && said.contains("standard output: "), "{said}");
+    assert!(said.contains("/nonexistent.toml: No such file") && said.contains("made without it"), "{said}");
+    assert!(!dir.path().join("-").exists());
+    std::fs::write(&archive, &out.stdout).unwrap();
     let files = unpack(&archive, &dir.path().join("files"));
     assert!(files["ports.txt"].contains("no lasthop is running"), "{}", files["ports.txt"]);
     assert!(files["host/kernel.txt"].contains("Linux") && files["log-from.txt"].contains("no lasthop runs"));

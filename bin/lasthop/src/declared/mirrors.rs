@@ -12,6 +12,12 @@ pub(super) const OF_MIRRORS: &[&str] = &["from", "to", "direction", "sample"];
 pub(super) fn mirror(name: String, mut of: Fields, others: &[Mirror]) -> Result<Mirror, String> {
     let from = of.words("from", ",")?.ok_or_else(|| of.wrong("from", "missing; write from = [\"vm1\", \"vm2\"]"))?;
     let to = of.text("to")?.ok_or_else(|| of.wrong("to", "missing; write to = \"ids\""))?;
+    if to.contains('/') {
+        return Err(of.wrong(
+            "to",
+            format!("a file is a port of its own here; write [port.{name}-file] with device = {to:?} and driver = \"file\", and to = \"{name}-file\""),
+        ));
+    }
     let direction = of.text("direction")?.map_or(Ok(Mirrored::Both), |text| text.parse());
     let direction = direction.map_err(|e| of.wrong("direction", e))?;
     let from = from.split(',').filter(|port| !port.is_empty()).map(str::to_owned).collect();

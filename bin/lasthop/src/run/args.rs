@@ -5,6 +5,7 @@ use super::owner::FileOwner;
 use super::settings_text::take_settings;
 use super::store::SavedUplink;
 use crate::size::Size;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use lasthop_ipc::SwitchSettings;
 use lasthop_log::Format;
 use lasthop_management_ipc::Settings;
@@ -70,7 +71,7 @@ pub struct RunArgs {
     pub uplinks: Vec<SavedUplink>,
     /// How lines of the log are written: text, json (an object a line), or journald (a priority in front and no time, as journald reads standard
     /// error) [default: text]
-    #[arg(long, value_name = "FORMAT", value_parser = parse_log_format)]
+    #[arg(long, value_name = "FORMAT", value_parser = log_formats())]
     pub log_format: Option<Format>,
     /// Milliseconds within which an uplink that hangs is found out and replaced
     #[arg(long, value_name = "MS", default_value = "2000", value_parser = parse_uplink_limit, allow_negative_numbers = true)]
@@ -187,8 +188,10 @@ fn parse_uplink_limit(text: &str) -> Result<u64, String> {
     limit.ok_or_else(|| format!("{text:?} is not a number from 20 to 3600000; write 2000"))
 }
 
-fn parse_log_format(text: &str) -> Result<Format, String> {
-    Format::from_name(text).ok_or_else(|| format!("{text:?} is no format; use text, json or journald"))
+/// Reads one; shells complete their names.
+fn log_formats() -> impl TypedValueParser<Value = Format> {
+    let names = PossibleValuesParser::new(Format::ALL.map(Format::name));
+    names.try_map(|name| Format::from_name(&name).ok_or("no such format"))
 }
 
 fn parse_connections(text: &str) -> Result<usize, String> {
