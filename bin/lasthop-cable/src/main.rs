@@ -2,7 +2,7 @@
 //! connections and its own memory, which both switches are told of like a guest's. When either is gone it ends, and is started again.
 
 use lasthop_cable_core::Cable;
-use lasthop_log::Log;
+use lasthop_log::{Lines, Log};
 use lasthop_sys::sandbox::Program;
 use lasthop_vhostuser::{Frontend, FrontendError};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
@@ -20,7 +20,7 @@ fn main() -> ExitCode {
     let log = Log::new();
     log.end_with_panics();
     let lines = log.clone();
-    tracing_subscriber::fmt().with_writer(move || lines.clone()).with_ansi(false).with_target(false).init();
+    tracing_subscriber::fmt().with_ansi(false).event_format(Lines::new()).with_writer(move || lines.clone()).init();
     let Some(paths) = paths(std::env::args_os().skip(1).map(PathBuf::from).collect()) else {
         eprintln!("lasthop-cable: two paths of sockets; this program is started by `lasthop run`");
         return ExitCode::from(2);

@@ -557,7 +557,7 @@ pub(crate) fn switch_away() -> ApiError {
 /// The switch is connected, and a question to it, or to the supervisor about it, has had no answer in time.
 pub(crate) fn switch_silent() -> ApiError {
     let message = "lasthop-switch does not answer, or `lasthop run` does not: stopped by a signal or a debugger, or busy? \
-                   `ps -o pid,stat,comm -C lasthop-switch,lasthop` shows it; nothing replaces a switch where --watchdog is off";
+                   `ps -o pid,stat,comm -C lasthop-switch,lasthop-device,lasthop` shows it; nothing replaces a switch where --watchdog is off";
     ApiError::NotAvailable { message: message.into() }
 }
 

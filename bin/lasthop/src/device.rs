@@ -3,9 +3,9 @@
 use crate::SharedArgs;
 use crate::client::{CliError, Instance, collect};
 use crate::list::all_ports;
-use crate::run::DEVICES_DIR;
+use crate::run::{DEVICES_DIR, FAR_SOCKET, HOST_SOCKET};
 use crate::table::{Align, Table};
-use lasthop_api::{DeviceTable, SwitchProxy, SwitchStats};
+use lasthop_api::{DeviceTable, Port, SwitchProxy, SwitchStats};
 use lasthop_text::counted;
 use serde::Serialize;
 use std::path::Path;
@@ -81,11 +81,38 @@ pub fn device(command: &DeviceCommand) -> Result<String, CliError> {
 fn names(shared: &SharedArgs) -> Result<Vec<String>, CliError> {
     // Whether there is anybody to ask at all.
     shared.instance()?;
-    let entries = std::fs::read_dir(shared.run_dir.join(DEVICES_DIR)).into_iter().flatten().flatten();
-    let names = entries.filter(|entry| entry.path().join("lock").exists());
-    let mut names: Vec<String> = names.filter_map(|entry| entry.file_name().into_string().ok()).collect();
-    names.sort();
-    Ok(names)
+    Ok(found(&shared.run_dir).into_iter().map(|device| device.name).collect())
+}
+
+/// Whether a port is an end of a device's cable: of the host's lasthop, whose run directory this is, or of the device's.
+pub fn is_cable(port: &Port, run_dir: &Path) -> bool {
+    let run_dir = std::path::absolute(run_dir).unwrap_or_else(|_| run_dir.to_owned());
+    let path = Path::new(&port.path);
+    let is_hosts = |dir: &Path| dir.parent() == Some(&run_dir.join(DEVICES_DIR)) && path.ends_with(HOST_SOCKET);
+    let is_devices = |dir: &Path| {
+        let devices = run_dir.parent().and_then(Path::file_name);
+        dir == run_dir && devices.is_some_and(|name| name == DEVICES_DIR) && path.ends_with(FAR_SOCKET)
+    };
+    path.parent().is_some_and(|dir| is_hosts(dir) || is_devices(dir))
+}
+
+/// A device as its directory shows it: its name, and whether it has a cable to the host.
+#[derive(Clone, Debug, Default)]
+pub struct Found {
+    pub name: String,
+    pub has_cable: bool,
+}
+
+/// The devices that there are, or should be, below a run directory.
+pub fn found(run_dir: &Path) -> Vec<Found> {
+    let entries = std::fs::read_dir(run_dir.join(DEVICES_DIR)).into_iter().flatten().flatten();
+    let of = |entry: std::fs::DirEntry| {
+        let (name, dir) = (entry.file_name().into_string().ok()?, entry.path());
+        dir.join("lock").exists().then(|| Found { name, has_cable: dir.join(FAR_SOCKET).exists() })
+    };
+    let mut all: Vec<Found> = entries.filter_map(of).collect();
+    all.sort_by(|one, other| one.name.cmp(&other.name));
+    all
 }
 
 fn one(name: &str, shared: &SharedArgs) -> Device {
@@ -150,4 +177,26 @@ fn text(f: &Figures) -> String {
         counted(f.flows, "flow"),
         f.misses,
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ends_of_a_cable_are_told_by_their_sockets() {
+        let is =
+            |path: &str, run_dir: &str| is_cable(&Port { path: path.into(), ..Port::default() }, Path::new(run_dir));
+        assert!(is("/run/lasthop/devices/nic0/cable.sock", "/run/lasthop"));
+        assert!(is("/run/lasthop/devices/nic0/host.sock", "/run/lasthop/devices/nic0"));
+        for (path, run_dir) in [
+            ("/run/lasthop/cable.sock", "/run/lasthop"),
+            ("/run/lasthop/host.sock", "/run/lasthop"),
+            ("/run/lasthop/devices/nic0/vm1.sock", "/run/lasthop"),
+            ("/run/other/devices/nic0/cable.sock", "/run/lasthop"),
+            ("", "/run/lasthop"),
+        ] {
+            assert!(!is(path, run_dir), "{path} of {run_dir}");
+        }
+    }
 }

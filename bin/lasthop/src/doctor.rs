@@ -7,6 +7,7 @@
 //! |---|---|
 //! | `facts` | both looks, and what rose between them |
 //! | `finding` | a finding, and how it is written |
+//! | `devices` | devices of `--device` that are cut off |
 //! | `front_end` | VMs: memory, drivers, rings, buffers |
 //! | `interface` | uplinks and devices that are guests: cables, segments, MTUs |
 //! | `rules` | what somebody has told ports and lists: denials, forged addresses, VLANs, cables that are pulled |
@@ -18,6 +19,7 @@
 //! | `open_vswitch` | Open vSwitch, where it decides |
 //! | `unknown` | what cannot be known, and drops that are over |
 
+mod devices;
 mod facts;
 mod finding;
 mod front_end;
@@ -48,7 +50,7 @@ pub struct DoctorArgs {
     /// Only what concerns this port or uplink [default: everything]
     port: Option<String>,
     /// How long to look, in seconds: what was lost meanwhile is a finding
-    #[arg(long = "for", value_name = "SECONDS", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    #[arg(long = "for", value_name = "SECONDS", default_value_t = 2, value_parser = crate::size::whole::<u64>(1..=3600))]
     seconds: u64,
     /// What was lost since the switch started counts like what is lost now; look once
     #[arg(long, conflicts_with = "seconds")]
@@ -107,7 +109,8 @@ fn look(instance: &mut Instance, run_dir: &Path) -> Result<Seen, CliError> {
     let mirrors = instance.ask(async |c| c.mirror_list().await)?.mirrors;
     let connections = instance.ask(async |c| c.conntrack_stats().await)?;
     let ovs_socket = switch.open_vswitch.as_ref().and_then(|_| crate::ovs::socket_fault(run_dir));
-    Ok(Seen { ports, interfaces, switch, mirrors, connections, ovs_socket })
+    let devices = crate::device::found(run_dir);
+    Ok(Seen { ports, interfaces, switch, mirrors, connections, ovs_socket, devices })
 }
 
 /// All checks, those first without which the others make little sense.
@@ -115,6 +118,7 @@ fn report(facts: &Facts<'_>) -> Report {
     let families = [
         processes::findings(facts),
         open_vswitch::findings(facts),
+        devices::findings(facts),
         front_end::findings(facts),
         translation::findings(facts),
         interface::findings(facts),

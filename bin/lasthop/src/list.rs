@@ -197,7 +197,7 @@ fn port_table(ports: &[Port], interfaces: &[Uplink]) -> String {
             notes.push_str(&match set {
                 true => format!("{name}: held {times} by rate-from: its guest sends more than that\n"),
                 false => {
-                    format!("{name}: was held {times}; no rate-from is set now, but Open vSwitch may have set a rate\n")
+                    format!("{name}: was held {times}; no rate-from is set now, where Open vSwitch decides it may have set a rate\n")
                 }
             });
         }

@@ -147,6 +147,13 @@ pub fn port_add_device(
     let DeviceArgs { driver, queues, nice, spare, .. } = args;
     let (driver, queues, nice) = (driver.as_deref(), queues.unwrap_or(1), nice.unwrap_or(0));
     let mut instance = shared.instance()?;
+    if crate::device::found(&shared.run_dir).iter().any(|found| found.name == device) {
+        let run_dir = shared.run_dir.join(run::DEVICES_DIR).join(device);
+        return Err(CliError::new(format!(
+            "{device} is a device of this lasthop, a switch of its own, and no interface; make a port there: `lasthop port add {name} PATH --run-dir {}`",
+            run_dir.display()
+        )));
+    }
     let list = instance.ask(async |c| c.port_add_device(name, device, driver, queues, nice, *spare, settings).await)?;
     let port = list.uplinks.into_iter().next().unwrap_or_default();
     shared.show(&port, |p| format!("port {}: {}{}, {}\n", p.name, p.device, made(p), how(p)))

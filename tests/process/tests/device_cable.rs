@@ -97,6 +97,69 @@ fn guests_of_the_host_and_of_a_device_reach_each_other() {
     assert!(site.lasthop.stop(), "all processes end");
 }
 
+/// The port of a cable goes by no command, and a device that is cut off is found.
+#[test]
+fn a_device_is_not_cut_off_unnoticed() {
+    let site = Site::new("nic0");
+    site.is_plugged_in();
+    let refused = |out: std::process::Output| {
+        let said = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert!(!out.status.success() && said.contains("`lasthop port set") && said.contains("cable=off"), "{said}");
+        said
+    };
+    let said = refused(site.lasthop.try_command(&["port", "del", "nic0"]));
+    assert!(
+        said.contains(
+            "nic0 is the cable of device nic0; to remove the device, start `lasthop run` without --device nic0"
+        )
+    );
+    let run_dir = site.device_dir();
+    let mut of_device = std::process::Command::new(lasthop_tests_process::binary("lasthop"));
+    refused(of_device.args(["port", "del", "host", "--run-dir"]).arg(&run_dir).output().unwrap());
+    let file = site.dir.path().join("empty.toml");
+    std::fs::write(&file, "").unwrap();
+    let said = site.lasthop.command(&["apply", &file.display().to_string(), "--prune"]);
+    assert!(said.contains("- port h") && !said.contains("nic0"), "{said}");
+    site.is_plugged_in();
+    let found = |words: &[&str]| {
+        let out = site.lasthop.try_command(&[&["doctor", "--json"], words].concat());
+        let report: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+        let all = report["findings"].as_array().unwrap().clone();
+        all.into_iter().find(|finding| finding["kind"] == "device-cut-off")
+    };
+    assert_eq!(found(&["--since-start"]), None);
+    // Its supervisor takes no connection, so that the next cable waits.
+    let supervisor = std::fs::read_to_string(run_dir.join("lock")).unwrap();
+    let signal = |signal: &str| {
+        let status = std::process::Command::new("kill").args([signal, supervisor.trim()]).status();
+        assert!(status.unwrap().success());
+    };
+    signal("-STOP");
+    site.lasthop.kill("lasthop-cable");
+    wait_for("the finding", Duration::from_secs(20), || found(&["--since-start"]).is_some());
+    signal("-CONT");
+    site.is_plugged_in();
+    assert_eq!(found(&["--since-start"]), None);
+    let text = site.lasthop.log();
+    assert!(text.lines().any(|line| line.starts_with("nic0: ") && line.contains("the switch is connected")), "{text}");
+}
+
+/// Interfaces, devices and CPUs that are taken for each other are told apart.
+#[test]
+fn a_device_is_no_interface_and_has_cpus_that_there_are() {
+    let site = Site::new("nic0");
+    let out = site.lasthop.try_command(&["port", "add", "x", "--device", "nic0"]);
+    let said = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert!(said.contains("nic0 is a device of this lasthop") && said.contains("devices/nic0"), "{said}");
+    let dir = scratch();
+    let mut run = std::process::Command::new(lasthop_tests_process::binary("lasthop"));
+    run.args(["run", "--device", "nic0,engines=1023", "--run-dir"]).arg(dir.path().join("run"));
+    let out = run.arg("--state-dir").arg(dir.path().join("state")).output().unwrap();
+    let said = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert_eq!(said.matches("engines=1023: CPU 1023 cannot be used here").count(), 1, "{said}");
+    assert!(!said.contains("--poll") && out.status.code() == Some(2), "{said}");
+}
+
 /// Each of the processes on the way is killed: packets pass again, and those that need none of it do not notice.
 #[test]
 fn a_cable_comes_back_whoever_is_killed() {

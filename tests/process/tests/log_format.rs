@@ -24,6 +24,23 @@ fn the_log_is_read_by_programs() {
     assert!(objects().iter().all(|line| line["time"].is_string() && line["pid"].is_u64()));
 }
 
+/// The lines of a device, and of its cable, too.
+#[test]
+fn lines_of_devices_are_read_by_programs() {
+    let lasthop = Lasthop::start_with(&[], &["--log-format", "json", "--no-bpf", "--device", "nic0"]);
+    let objects = || -> Vec<Value> {
+        let text = lasthop.log();
+        let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole).to_owned();
+        whole.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}"))).collect()
+    };
+    let has = |field: &str, value: &str, and: &str| {
+        let is = |line: &Value| line[field] == value && line["message"].as_str().unwrap_or_default().contains(and);
+        objects().iter().any(is)
+    };
+    wait_for("the cable's line", PATIENCE, || has("program", "lasthop-cable", "is plugged in"));
+    assert!(has("device", "nic0", "the switch is connected"));
+}
+
 #[test]
 fn journald_gets_priorities() {
     let lasthop = Lasthop::start_with(&[], &["--log-format", "journald", "--no-bpf"]);

@@ -42,7 +42,7 @@ struct Applied {
 pub fn apply(args: &ApplyArgs) -> Result<String, CliError> {
     let declared = Declared::read(&args.file).map_err(CliError::new)?;
     let (mut instance, mut notes) = (args.shared.instance()?, Vec::new());
-    let there = There {
+    let mut there = There {
         ports: all_ports(&mut instance)?,
         uplinks: instance.ask(async |c| c.uplink_list().await)?.uplinks,
         mirrors: instance.ask(async |c| c.mirror_list().await)?.mirrors,
@@ -50,6 +50,9 @@ pub fn apply(args: &ApplyArgs) -> Result<String, CliError> {
         rules: instance.ask(async |c| collect(c.acl_show(&[], false).await, |page| page.rules).await)?,
         open_vswitch: instance.ask(async |c| c.stats().await)?.open_vswitch,
     };
+    // Devices come from the command line, and their cables with them.
+    let named = declared.names();
+    there.ports.retain(|port| named.contains(&*port.name) || !crate::device::is_cable(port, &args.shared.run_dir));
     let failed = |e: String| CliError::new(format!("{}: {e}; nothing was changed", args.file.display()));
     there.check(&declared).map_err(failed)?;
     let plan = Plan::new(&declared, &there.without_ovs(), args.prune);

@@ -1,5 +1,6 @@
 //! Both looks, and what rose between them.
 
+use crate::device::Found;
 use lasthop_api::{ConntrackStats, Drops, Mirror, Port, SwitchStats, Uplink};
 use lasthop_text::counted;
 
@@ -16,6 +17,8 @@ pub struct Seen {
     pub connections: ConntrackStats,
     /// What is wrong with the socket of Open vSwitch's programs, if it is to be there.
     pub ovs_socket: Option<String>,
+    /// Devices of this host.
+    pub devices: Vec<Found>,
 }
 
 /// Where a packet was dropped.
@@ -66,6 +69,11 @@ impl<'a> Facts<'a> {
     /// Ports of VMs: not interfaces.
     pub fn guests(&self) -> impl Iterator<Item = &'a Port> + use<'a> {
         self.ports().filter(|port| !port.uplink && port.device.is_none())
+    }
+
+    /// Whether a port is a cable's, and no VM is to be there.
+    pub fn is_cable(&self, port: &Port) -> bool {
+        crate::device::is_cable(port, std::path::Path::new(self.run_dir))
     }
 
     pub fn port(&self, name: &str) -> Option<&'a Port> {

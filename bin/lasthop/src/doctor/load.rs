@@ -65,7 +65,13 @@ fn of_mirror(facts: &Facts<'_>, mirror: &Mirror) -> Option<Finding> {
     if let Some(note) = &mirror.note {
         let finding =
             Finding::at(to, "mirror-idle", format!("mirror {name} does not copy all that it is to")).seen(note.clone());
-        let finding = finding.remedy("add the ports that are missing, or make the mirror with others");
+        let (list, show) = (facts.lasthop("mirror list"), facts.lasthop(&format!("show {to}")));
+        let finding = finding.remedy(match facts.port(to) {
+            Some(port) if port.state != "up" => {
+                format!("start the guest that reads at {to}; `{show}` says why it carries nothing")
+            }
+            _ => format!("add the ports that are missing, or make the mirror with others; `{list}` shows all"),
+        });
         // One to a port that will not come is taken away by a command.
         let gone = facts.port(to).is_none();
         return Some(if gone { finding.command(facts.lasthop(&format!("mirror del {name}"))) } else { finding });

@@ -44,10 +44,10 @@ fn outdated(facts: &Facts<'_>) -> Option<Finding> {
     (!outdated.is_empty()).then(|| {
         Finding::of_all(
             "outdated",
-            "programs were installed anew, and the old ones still run: one that ends is replaced by another version",
+            "programs run whose files are not there any more: one that ends is replaced by what is there now, or by nothing",
         )
         .seen(format!("their files were removed or replaced since they were started: {}", outdated.join(", ")))
-        .remedy("restart lasthop: `systemctl restart lasthop`, or end `lasthop run` and start it again; VMs reconnect")
+        .remedy("see that all programs of one version are installed, then restart lasthop: `systemctl restart lasthop`, or end `lasthop run` and start it again; VMs reconnect")
     })
 }
 
@@ -57,13 +57,19 @@ fn restarted(facts: &Facts<'_>, replaced: &Replaced) -> Option<Finding> {
     let now = !facts.before.ports.is_empty() && times > before;
     let keeps = times >= KEEPS && age_ms < 10 * RECENT_MS;
     (now || keeps).then(|| {
-        let port = replaced.process.split_once(' ').map(|(_, port)| port.to_owned());
+        // `uplink NAME`, `port NAME`, `cable of device NAME`.
+        let port = replaced.process.rsplit_once(' ').map(|(_, port)| port.to_owned());
+        let is_cable = replaced.process.starts_with("cable ");
         let what = if keeps { "keeps being replaced" } else { "was replaced while this command looked" };
         let why = replaced.why.as_deref().unwrap_or("not known");
         let process = if replaced.process == "control" { facts.decider() } else { &*replaced.process };
         let finding = Finding::of_all("restarted", format!("process {process} {what}"))
             .seen(format!("{}, the last {} s ago: {why}", counted(times, "time"), age_ms / 1000))
-            .remedy("the log of `lasthop run` has a line for each time; signal 9 without somebody's `kill` is the kernel's want of memory, signal 31 a bug to report");
+            .remedy(if is_cable {
+                "a cable ends with the switch at either of its ends and is started again: see first why those ended, in the log of `lasthop run`"
+            } else {
+                "the log of `lasthop run` has a line for each time; signal 9 without somebody's `kill` is the kernel's want of memory, signal 31 a bug to report"
+            });
         Finding { port, ..finding }
     })
 }
@@ -112,6 +118,11 @@ mod tests {
         assert_eq!(kinds(&once, &thrice), ["restarted"]);
         assert_eq!(kinds(&thrice, &thrice), ["restarted"]);
         assert_eq!(findings(&facts(&thrice, &thrice))[0].port.as_deref(), Some("net"));
+        let mut cable = site(Host::default(), 3, 0);
+        cable.switch.replaced[0].process = "cable of device nic0".into();
+        let finding = findings(&facts(&cable, &cable)).remove(0);
+        assert_eq!(finding.port.as_deref(), Some("nic0"));
+        assert!(!finding.remedy.contains("31") && finding.remedy.contains("either of its ends"), "{finding:?}");
         let mut control = site(Host::default(), 3, 0);
         control.switch.replaced[0].process = "control".into();
         control.switch.open_vswitch = Some(Vec::new());

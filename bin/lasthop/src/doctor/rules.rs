@@ -32,7 +32,7 @@ fn of_denied(facts: &Facts<'_>, denied: &Denied) -> Option<Finding> {
             Finding::at(&denied.port, "vlan-denied", "it sends frames of a VLAN that it, or whoever they are for, does not carry")
                 .seen(format!("told {}", crate::settings::told(&port.settings)))
                 .seen(seen)
-                .remedy("`lasthop trace` says which; `lasthop port set NAME --vlan ID` or `--trunk LIST`, `lasthop uplink set NAME --vlans LIST`, or the guest's own VLAN interface"),
+                .remedy(vlan_remedy(facts, port)),
         ),
         "ct_invalid" => Some(
             Finding::at(&denied.port, "not-a-connection", "a stateful list drops packets that are of no connection and can open none")
@@ -41,6 +41,24 @@ fn of_denied(facts: &Facts<'_>, denied: &Denied) -> Option<Finding> {
         ),
         _ => None,
     }
+}
+
+/// What to look at and to change, with the names that there are.
+fn vlan_remedy(facts: &Facts<'_>, port: &Port) -> String {
+    let name = &port.name;
+    let list = if port.uplink { "uplink list" } else { "port list" };
+    let change = if port.uplink {
+        format!("`lasthop uplink set {name} --vlans` lists what it carries")
+    } else if setting(port, "vlan").is_some() {
+        format!(
+            "as an access port it sends frames without a tag only: remove the VLAN interface inside the guest, or make it a trunk (`lasthop port set {name} --vlan none --trunk`, and the VLANs)"
+        )
+    } else if setting(port, "trunk").is_some() {
+        format!("`lasthop port set {name} --trunk` lists what it may send")
+    } else {
+        "the port that it sends to carries other VLANs".to_owned()
+    };
+    format!("the packet above says which VLAN, `{}` who carries which; {change}", facts.lasthop(list))
 }
 
 fn evidence(denied: &Denied) -> String {
@@ -314,6 +332,19 @@ mod tests {
         );
         let back = with(&[up("a"), up("b")], &[denied("isolated", 3, 0)]);
         assert!(findings(&facts(&back, &back)).is_empty());
+    }
+
+    #[test]
+    fn a_vlan_that_is_not_carried_names_the_port() {
+        for (port, says) in [
+            (told(up("a"), &[("vlan", "10")]), "lasthop port set a --vlan none --trunk"),
+            (told(up("a"), &[("trunk", "10,20")]), "lasthop port set a --trunk"),
+            (Port { uplink: true, ..up("a") }, "lasthop uplink set a --vlans"),
+            (up("a"), "carries other VLANs"),
+        ] {
+            let remedy = one(&with(&[port], &[denied("vlan", 3, 0)])).remedy;
+            assert!(remedy.contains(says) && !remedy.contains("NAME") && !remedy.contains("ID`"), "{remedy}");
+        }
     }
 
     #[test]

@@ -48,6 +48,18 @@ fn twice(facts: &Facts<'_>, port: &Port) -> Option<Finding> {
     let is_static =
         facts.port(other).and_then(|other| setting(other, "static-mac")).is_some_and(|list| list.contains(&of.mac));
     let why = if is_static { "is static" } else { "lives" };
+    // Ways out of this host, by which the same station is reached.
+    let is_way = |port: &Port| port.uplink || facts.is_cable(port);
+    if is_way(port) && facts.port(other).is_some_and(is_way) {
+        let what = format!("a loop: {}{vlan} {why} at {other}, and its packets come in here, too", of.mac);
+        let seen = format!("{}, the last {} s ago", refused.said("refused to move it here"), of.age_ms / 1000);
+        return Some(
+            Finding::at(&port.name, "loop", what)
+                .seen(seen)
+                .remedy("both lead to one network: remove one (`lasthop uplink del`, or cable=off for a device with an uplink of its own), or give each VLANs of its own (`lasthop uplink set`)")
+                .also(other),
+        );
+    }
     let what =
         format!("two ports claim the address {}{vlan}: it {why} at {other}, and packets from it come in here", of.mac);
     let remedy = if is_static {
@@ -169,6 +181,19 @@ mod tests {
         assert_eq!(kinds(&fixed, &fixed), [""; 0], "the address has gone");
         let fixed = seen(&[told(up("a"), &[("static-mac", "52:54:00:00:00:01")]), port(0, 1)]);
         assert!(findings(&facts(&fixed, &fixed))[0].what.contains("is static at a"));
+    }
+
+    #[test]
+    fn a_station_that_comes_in_by_two_ways_out_is_a_loop() {
+        let of = RefusedMac { mac: "52:54:00:00:00:01".into(), vlan: 0, lives_at: Some("net".into()), age_ms: 1000 };
+        let path = "/run/lasthop/devices/nic0/cable.sock".into();
+        let cable = Port { refused_mac: Some(of.clone()), moves_refused: 3, path, ..up("nic0") };
+        let uplink = Port { uplink: true, ..up("net") };
+        let now = seen(&[uplink.clone(), cable]);
+        let [finding] = &findings(&facts(&now, &now))[..] else { panic!("one") };
+        assert_eq!((finding.kind, &finding.also[..]), ("loop", &["net".to_owned()][..]));
+        let guest = seen(&[uplink, Port { refused_mac: Some(of), moves_refused: 3, ..up("b") }]);
+        assert_eq!(kinds(&guest, &guest), ["duplicate-mac"]);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! What cannot be known from here, said instead of "all is well"; and drops that are over.
 
-use super::facts::{Facts, Way};
+use super::facts::{Facts, RECENT_MS, Way};
 use lasthop_api::Port;
 
 /// Reasons at a sender that are no fault of the network: how it works, or what `rules` tells with the rule.
@@ -21,7 +21,7 @@ const FEW: usize = 8;
 
 pub fn not_known(facts: &Facts<'_>) -> Vec<String> {
     let (mut lines, named) = (Vec::new(), |port: &&Port| facts.named.is_none_or(|name| port.name == name));
-    let waiting = |port: &&Port| port.state == "waiting" && port.note.is_none();
+    let waiting = |port: &&Port| port.state == "waiting" && port.note.is_none() && !facts.is_cable(port);
     let away = names(facts.guests().filter(named).filter(waiting).filter(|p| facts.named != Some(&*p.name)));
     if let Some(away) = away {
         lines.push(format!("guests of {away}: no front-end is connected"));
@@ -69,6 +69,17 @@ pub fn over(facts: &Facts<'_>) -> Vec<String> {
             }
         }
     }
+    for replaced in &facts.now.switch.replaced {
+        let (port, before) = (replaced.process.rsplit_once(' ').map(|(_, port)| port), &facts.before.switch.replaced);
+        let before = before.iter().find(|r| r.process == replaced.process).map_or(0, |r| r.times);
+        let Some(age_ms) = replaced.age_ms.filter(|age_ms| *age_ms < RECENT_MS && replaced.times == before) else {
+            continue;
+        };
+        if port.is_none() || facts.named.is_none_or(|name| port == Some(name)) {
+            let why = replaced.why.as_deref().unwrap_or("not known");
+            lines.push(format!("process {} was replaced {} s ago: {why}", replaced.process, age_ms / 1000));
+        }
+    }
     if let Some(more) = lines.len().checked_sub(FEW).filter(|more| *more > 0) {
         lines.truncate(FEW);
         lines.push(format!("{more} more; `lasthop stats` shows them"));
@@ -88,6 +99,7 @@ fn names<'a>(ports: impl Iterator<Item = &'a Port>) -> Option<String> {
 mod tests {
     use super::super::facts::testutil::*;
     use super::*;
+    use lasthop_api::Replaced;
 
     #[test]
     fn what_is_not_known_is_said() {
@@ -106,6 +118,25 @@ mod tests {
         let all: Vec<_> = (0..10).map(|n| silent(&format!("vm{n}"))).collect();
         let now = seen(&all);
         assert!(not_known(&facts(&now, &now))[0].contains("vm7 and 2 more"));
+    }
+
+    #[test]
+    fn a_process_that_was_replaced_before_this_command_looked() {
+        let site = |process: &str, times, age_ms| {
+            let mut now = seen(&[up("a")]);
+            let why = Some("ended: signal: 9 (SIGKILL)".into());
+            now.switch.replaced = vec![Replaced { process: process.into(), times, age_ms: Some(age_ms), why }];
+            now
+        };
+        let now = site("switch", 1, 5000);
+        let line = "process switch was replaced 5 s ago: ended: signal: 9 (SIGKILL)";
+        assert_eq!(over(&facts(&now, &now)), [line]);
+        assert!(over(&facts(&site("switch", 0, 0), &now)).is_empty(), "that is a finding");
+        let old = site("switch", 1, RECENT_MS);
+        assert!(over(&facts(&old, &old)).is_empty());
+        let uplink = site("uplink net", 1, 5000);
+        assert!(over(&Facts { named: Some("a"), ..facts(&uplink, &uplink) }).is_empty());
+        assert_eq!(over(&Facts { named: Some("a"), ..facts(&now, &now) }).len(), 1);
     }
 
     #[test]

@@ -2,10 +2,11 @@
 //! gone, and is started again; it waits by itself until both are there. It is no part of what `ready` says.
 
 use super::backoff::Backoff;
+use lasthop_log::{FORMAT_VARIABLE, Format};
 use lasthop_sys::{CpuList, Epoll, PidFd, Trigger, bind_when_started, die_with_parent, outlive_terminal};
 use std::io;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
@@ -62,7 +63,7 @@ impl Cable {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::inherit());
-        command.env_clear();
+        command.env_clear().env(FORMAT_VARIABLE, Format::current().name());
         die_with_parent(&mut command);
         outlive_terminal(&mut command);
         if let Some(cpus) = &self.cpus {
@@ -92,6 +93,11 @@ impl Cable {
         }
         self.start_at = now + self.backoff.wait();
         Some(format!("{} (pid {}) ended: {status}", self.name, process.id()))
+    }
+
+    /// Socket of the host's port that it is plugged in to.
+    pub fn host_socket(&self) -> &Path {
+        &self.sockets[0]
     }
 
     /// When it is to be started again.

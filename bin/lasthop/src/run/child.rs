@@ -4,7 +4,7 @@ use super::backoff::Backoff;
 use super::watchdog::{self, Hung, Watchdog};
 use command_fds::{CommandFdExt, FdMapping};
 use lasthop_ipc::{Channel, ChannelError};
-use lasthop_log::{FORMAT_VARIABLE, Format};
+use lasthop_log::{DEVICE_VARIABLE, FORMAT_VARIABLE, Format};
 use lasthop_sys::{
     CpuList, Epoll, PidFd, Pulse, Trigger, bind_when_started, die_with_parent, outlive_terminal,
     take_short_turns_when_started,
@@ -41,7 +41,7 @@ const CHANNEL_FD: i32 = 3;
 /// Descriptor number of the first other thing it is given.
 const OTHER_FD: i32 = 4;
 /// The only variables of the environment that children see, beside the format of the log. Only control reads `RUST_LOG`; the other children are built without filters of the log.
-const ENVIRONMENT: [&str; 2] = ["RUST_LOG", "RUST_BACKTRACE"];
+const ENVIRONMENT: [&str; 3] = ["RUST_LOG", "RUST_BACKTRACE", DEVICE_VARIABLE];
 
 /// A child that is sent `S` and sends `R`.
 #[derive(Debug)]

@@ -8,9 +8,10 @@ use super::RunError::{self, Failed, Usage};
 use super::args::{DeviceArg, PortArg, RunArgs};
 use super::backoff::Backoff;
 use super::cable::{Cable, FAR_PORT};
-use super::setup::find_program;
+use super::setup::{check_cpus, find_program};
 use super::supervisor::Supervisor;
-use lasthop_log::{FORMAT_VARIABLE, Format};
+use lasthop_log::{DEVICE_VARIABLE, FORMAT_VARIABLE, Format};
+use lasthop_management_ipc::PortConfig;
 use lasthop_sys::{CpuList, Epoll, PidFd, Trigger, die_with_parent, outlive_terminal};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::process::{Pid, Signal, kill_process};
@@ -24,6 +25,9 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 use tracing::{error, info, warn};
 
+/// Names of the sockets of a cable's ports, in the run directory of its device: of the host's, and of the device's own.
+pub const HOST_SOCKET: &str = "cable.sock";
+pub const FAR_SOCKET: &str = "host.sock";
 /// Run directories of devices are below that of their lasthop, in here.
 pub const DEVICES_DIR: &str = "devices";
 /// Tokens of epoll from here on: what a device prints, its end, and its cable's; as many for each.
@@ -110,6 +114,10 @@ impl Device {
         add("--watchdog", args.watchdog.to_string().into());
         add("--connections", args.connections.to_string().into());
         if let Some(engines) = &arg.engines {
+            // Said once and by its name, not by each start of a device.
+            let allowed =
+                CpuList::allowed().map_err(|e| Failed(format!("cannot read the CPUs of this process: {e}")))?;
+            check_cpus(&format!("--device {},engines=", arg.name), &engines.to_string(), cpus.unwrap_or(&allowed))?;
             add("--poll", engines.to_string().into());
         }
         if let Some(cpus) = &args.cpus {
@@ -149,7 +157,8 @@ impl Device {
         for of_service in ["NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"] {
             command.env_remove(of_service);
         }
-        command.env(FORMAT_VARIABLE, Format::current().name()).stderr(Stdio::inherit());
+        command.env(FORMAT_VARIABLE, Format::current().name()).env(DEVICE_VARIABLE, &self.name);
+        command.stderr(Stdio::inherit());
         die_with_parent(&mut command);
         outlive_terminal(&mut command);
         let mut process = command.spawn()?;
@@ -292,11 +301,34 @@ impl Supervisor {
     }
 }
 
+impl Supervisor {
+    /// The port of a cable stays: without it a device is cut off, and nothing would say so.
+    pub(super) fn check_no_cable(&self, port: &PortConfig) -> Result<(), String> {
+        let PortConfig { name, path, .. } = port;
+        let cut_off = format!("`lasthop port set {name} --link down` cuts it off until the link is up again");
+        let is_of =
+            |device: &&Device| device.cable.as_ref().is_some_and(|cable| cable.host_socket() == Path::new(path));
+        if let Some(Device { name: device, .. }) = self.devices.iter().find(is_of) {
+            return Err(format!(
+                "{name} is the cable of device {device}; to remove the device, start `lasthop run` without --device {device}, or to leave out \
+                 the cable, with --device {device},cable=off; {cut_off}"
+            ));
+        }
+        if self.is_device && name == FAR_PORT && Path::new(path).ends_with(FAR_SOCKET) {
+            return Err(format!(
+                "{name} is this device's cable to the host; start the host's `lasthop run` with cable=off behind --device to leave it out; \
+                 {cut_off}"
+            ));
+        }
+        Ok(())
+    }
+}
+
 /// Sockets of the two ports that a device's cable is plugged in to, if it has one: that of the host's, and that of its own.
 fn cable_sockets(arg: &DeviceArg, args: &RunArgs) -> Option<[PathBuf; 2]> {
     let dir = args.run_dir.join(DEVICES_DIR).join(&arg.name);
     let dir = std::path::absolute(&dir).unwrap_or(dir);
-    arg.cable.then(|| ["cable.sock", "host.sock"].map(|name| dir.join(name)))
+    arg.cable.then(|| [HOST_SOCKET, FAR_SOCKET].map(|name| dir.join(name)))
 }
 
 /// Who alone may plug in to a cable's ports: a cable connects before it gives up its rights. Whoever else could would be the device to the

@@ -93,7 +93,7 @@ mod uplinks;
 mod watchdog;
 
 pub use args::{PortArg, RunArgs, check_uplink, driver, meant_device, new_name, nice, queues, vlan_list};
-pub use devices::DEVICES_DIR;
+pub use devices::{DEVICES_DIR, FAR_SOCKET, HOST_SOCKET};
 use lasthop_log::{Format, Log, levels};
 pub use open_vswitch::PACKET_PORT;
 pub use owner::FileOwner;

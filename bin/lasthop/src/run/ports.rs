@@ -88,6 +88,7 @@ impl Supervisor {
             return Err(format!("there is no port {name}; `lasthop port list` shows those there are"));
         };
         let (config, saved) = (port.config.clone(), port.saved);
+        self.check_no_cable(&config)?;
         let settings = self.settings.remove(name);
         if (saved || settings.is_some())
             && let Err(e) = self.save(None, Some(config.id))

@@ -284,13 +284,15 @@ fn check_kernel() -> Result<(), RunError> {
     })
 }
 
-fn check_cpus(option: &str, text: &str, allowed: &CpuList) -> Result<CpuList, RunError> {
+/// A list of CPUs that can be used here.
+pub fn check_cpus(option: &str, text: &str, allowed: &CpuList) -> Result<CpuList, RunError> {
     let cpus: CpuList = text.parse().map_err(|e| Usage(format!("{option} {text}: {e}")))?;
     let missing = cpus.without(allowed);
     if missing.is_empty() {
         return Ok(cpus);
     }
-    Err(Usage(format!("{option} {text}: CPU {missing} cannot be used here; choose from {allowed}")))
+    let space = if option.ends_with('=') { "" } else { " " };
+    Err(Usage(format!("{option}{space}{text}: CPU {missing} cannot be used here; choose from {allowed}")))
 }
 
 fn absolute(ports: &[PortArg]) -> Result<Vec<SavedPort>, RunError> {

@@ -77,6 +77,8 @@ pub struct Supervisor {
     pub(super) deferred: Vec<ControlToSupervisor>,
     pub(super) control: Child<SupervisorToControl, ControlToSupervisor>,
     pub(super) devices: Vec<Device>,
+    /// This is a device of another `lasthop run`.
+    pub(super) is_device: bool,
     pub(super) ports: BTreeMap<u32, Port>,
     pub(super) uplinks: BTreeMap<u32, Uplink>,
     /// Who speaks with the front-ends of both.
@@ -181,6 +183,7 @@ impl Supervisor {
             control: Child::new(control_name, setup.control, for_control, CONTROL_CHANNEL, CONTROL_PID)
                 .with_watchdog(setup.watchdog, CONTROL_ROUND),
             devices: setup.devices,
+            is_device: setup.rules.is_some(),
             ports: BTreeMap::new(),
             uplinks: BTreeMap::new(),
             sessions: Sessions::new(setup.session, setup.watchdog),

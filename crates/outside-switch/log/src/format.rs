@@ -16,6 +16,9 @@ use tracing_subscriber::registry::LookupSpan;
 /// The variable of the environment by which `lasthop run` tells its children.
 pub const FORMAT_VARIABLE: &str = "LASTHOP_LOG_FORMAT";
 
+/// The variable by which it tells those of a device whose lines they are: the device's name.
+pub const DEVICE_VARIABLE: &str = "LASTHOP_LOG_DEVICE";
+
 static CURRENT: OnceLock<Format> = OnceLock::new();
 
 /// How lines are written.
@@ -89,18 +92,20 @@ pub struct Lines {
     format: Format,
     text: Text<Full, SystemTime>,
     bare: Text<Compact, ()>,
+    /// The device whose process this is.
+    device: Option<String>,
 }
 
 impl Lines {
     /// In [`Format::current`].
     pub fn new() -> Self {
-        Self::of(Format::current())
+        Self::of(Format::current(), std::env::var(DEVICE_VARIABLE).ok())
     }
 
-    fn of(format: Format) -> Self {
+    fn of(format: Format, device: Option<String>) -> Self {
         let text = Text::default().with_target(false).with_ansi(false);
         let bare = Text::default().compact().without_time().with_level(false).with_target(false).with_ansi(false);
-        Self { format, text, bare }
+        Self { format, text, bare, device }
     }
 }
 
@@ -117,15 +122,22 @@ where
 {
     fn format_event(&self, context: &FmtContext<'_, S, N>, mut to: Writer<'_>, event: &Event<'_>) -> fmt::Result {
         let level = *event.metadata().level();
+        let of = self.device.as_ref().map_or_else(String::new, |device| format!("{device}: "));
         match self.format {
-            Format::Text => self.text.format_event(context, to, event),
+            Format::Text => {
+                to.write_str(&of)?;
+                self.text.format_event(context, to, event)
+            }
             Format::Journald => {
                 let mut line = String::new();
                 self.bare.format_event(context, Writer::new(&mut line), event)?;
                 // A second line would be one without a priority.
-                writeln!(to, "<{}>{}", priority(level), line.trim_end().replace('\n', " "))
+                writeln!(to, "<{}>{of}{}", priority(level), line.trim_end().replace('\n', " "))
             }
-            Format::Json => object(&mut to, level, |fields| event.record(fields)),
+            Format::Json => object(&mut to, level, |fields| {
+                self.device.iter().for_each(|device| fields.record("device", Value::Text(device)));
+                event.record(fields);
+            }),
         }
     }
 }
@@ -216,9 +228,14 @@ mod tests {
     use std::io::{BufRead, BufReader};
 
     fn lines(format: Format, say: impl Fn()) -> Vec<String> {
+        lines_of(None, format, say)
+    }
+
+    fn lines_of(device: Option<&str>, format: Format, say: impl Fn()) -> Vec<String> {
         let (log, (reader, writer)) = (Log::new(), std::io::pipe().unwrap());
         let lines = log.clone();
-        let subscriber = tracing_subscriber::fmt().with_ansi(false).event_format(Lines::of(format));
+        let subscriber =
+            tracing_subscriber::fmt().with_ansi(false).event_format(Lines::of(format, device.map(str::to_owned)));
         let subscriber = subscriber.with_writer(move || lines.clone()).finish();
         tracing::subscriber::with_default(subscriber, say);
         log.write_all_to(writer);
@@ -243,6 +260,15 @@ mod tests {
         assert!(all[0]["time"].as_str().unwrap().ends_with('Z') && all[0]["program"].is_string());
         let own: serde_json::Value = serde_json::from_str(&Format::Json.own_line(Level::WARN, "2 \"lines\"")).unwrap();
         assert_eq!(own["message"], "2 \"lines\"");
+    }
+
+    #[test]
+    fn lines_of_a_device_say_so() {
+        let line = |format| lines_of(Some("nic0"), format, || tracing::info!("ready")).remove(0);
+        assert!(line(Format::Text).starts_with("nic0: 2"), "{}", line(Format::Text));
+        assert_eq!(line(Format::Journald), "<6>nic0: ready");
+        let object: serde_json::Value = serde_json::from_str(&line(Format::Json)).unwrap();
+        assert_eq!((&object["device"], &object["message"]), (&"nic0".into(), &"ready".into()));
     }
 
     #[test]

@@ -7,7 +7,7 @@ mod format;
 #[cfg(feature = "levels")]
 pub mod levels;
 
-pub use format::{FORMAT_VARIABLE, Format, Lines};
+pub use format::{DEVICE_VARIABLE, FORMAT_VARIABLE, Format, Lines};
 use rustix::io::Errno;
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
