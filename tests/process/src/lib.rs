@@ -4,6 +4,7 @@
 //! | module | holds |
 //! |---|---|
 //! | `guest` | a guest: memory, rings, a vhost-user connection; frames in and out |
+//! | `pair` | a lasthop with two guests |
 //! | `plug` | one that plugs itself in again |
 //! | `host` | a host with lasthop and Open vSwitch, and two with a cable between them |
 //! | `fuse` | a file system whose files do not close |
@@ -22,6 +23,7 @@ mod frames;
 mod fuse;
 mod guest;
 mod host;
+mod pair;
 mod plug;
 pub mod raw;
 mod station;
@@ -34,6 +36,7 @@ pub use fuse::DeadMount;
 pub use guest::{Guest, Options, accept, connect};
 pub use host::{Host, hosts};
 pub use lasthop_harness::{Lasthop, Netns, Port, binary, proc, scratch, spawn, vswitch, wait_for};
+pub use pair::Pair;
 pub use plug::Plug;
 pub use station::Station;
 pub use turned::{Turned, TurnedUplink};

@@ -1,7 +1,7 @@
 //! `lasthop ipfix`: flows as a collector of others' has them (nfcapd), beside what the switch has counted.
 
 use lasthop_frame::testutil::Frame;
-use lasthop_tests_process::{Guest, Lasthop, Options, PATIENCE, Port, binary, mac, scratch, spawn, vswitch, wait_for};
+use lasthop_tests_process::{PATIENCE, Pair, binary, mac, spawn, vswitch, wait_for};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read};
 use std::net::UdpSocket;
@@ -9,28 +9,20 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
 /// Two guests, each with a stateful list: a flow for each direction of each connection.
-struct Site {
-    guests: [Guest; 2],
-    lasthop: Lasthop,
-    dir: tempfile::TempDir,
-}
+struct Site(Pair);
 
 impl Site {
     fn new() -> Self {
-        let dir = scratch();
-        let lasthop = Lasthop::start(&[Port::listen("a", dir.path()), Port::listen("b", dir.path())]);
-        let guest = |name: &str, n| Guest::connect(&dir.path().join(name), mac(n), Options::default());
-        let guests = [guest("a.sock", 1), guest("b.sock", 2)];
-        ["a", "b"].into_iter().for_each(|name| lasthop.wait_for_state(name, "up"));
-        let file = dir.path().join("rules");
+        let pair = Pair::new();
+        let file = pair.dir.path().join("rules");
         std::fs::write(&file, "stateful\npermit from-guest ip\npermit to-guest ip\n").unwrap();
-        lasthop.command(&["acl", "load", &file.display().to_string()]);
-        Self { guests, lasthop, dir }
+        pair.lasthop.command(&["acl", "load", &file.display().to_string()]);
+        Self(pair)
     }
 
     /// A datagram of this flow goes from a to b, or back.
     fn pass(&mut self, port: u16, back: bool, len: usize) {
-        let [a, b] = &mut self.guests;
+        let [a, b] = &mut self.0.guests;
         let (from, to) = if back { (b, a) } else { (a, b) };
         let frame = datagram(port, back, len);
         from.send(&frame);
@@ -38,7 +30,7 @@ impl Site {
     }
 
     fn sent_by(&self, port: &str) -> [u64; 2] {
-        ["packets", "bytes"].map(|what| self.lasthop.port(port)["from_guest"][what].as_u64().unwrap())
+        ["packets", "bytes"].map(|what| self.0.lasthop.port(port)["from_guest"][what].as_u64().unwrap())
     }
 }
 
@@ -57,11 +49,11 @@ struct Nfcapd {
 
 impl Nfcapd {
     fn start(site: &Site) -> Self {
-        let dir = site.dir.path().join("flows");
+        let dir = site.0.dir.path().join("flows");
         std::fs::create_dir(&dir).unwrap();
         // One that is free now.
         let port = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let log = std::fs::File::create(site.dir.path().join("nfcapd.log")).unwrap();
+        let log = std::fs::File::create(site.0.dir.path().join("nfcapd.log")).unwrap();
         let process = spawn::spawn("TERM", "nfcapd", |c| {
             // A new file every two seconds.
             c.args(["-b", "127.0.0.1", "-p", &port.to_string(), "-t", "2", "-w"]).arg(&dir);
@@ -113,7 +105,7 @@ struct Exporter {
 impl Exporter {
     fn start(site: &Site, words: &[&str]) -> Self {
         let mut command = Command::new(binary("lasthop"));
-        command.arg("ipfix").args(words).args(["--interval", "1", "--run-dir"]).arg(site.lasthop.run_dir());
+        command.arg("ipfix").args(words).args(["--interval", "1", "--run-dir"]).arg(site.0.lasthop.run_dir());
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut stderr = BufReader::new(child.stderr.take().unwrap());
         let mut line = String::new();
@@ -155,13 +147,13 @@ fn a_collector_has_what_the_switch_has_counted() {
         site.pass(5000, false, 1000);
         site.pass(5000, true, 30);
     }
-    site.lasthop.command(&["conntrack", "flush", "--addr", "10.0.0.2"]);
+    site.0.lasthop.command(&["conntrack", "flush", "--addr", "10.0.0.2"]);
     let after = ["a", "b"].map(|port| site.sent_by(port));
     let counted = |what: usize| after.iter().zip(before).map(|(after, before)| after[what] - before[what]).sum::<u64>();
     assert_eq!(counted(0), 91);
     let records = nfcapd.records_of(91);
     assert_eq!([sum(&records, "in_packets"), sum(&records, "in_bytes")], [counted(0), counted(1)]);
-    let ids = ["a", "b"].map(|port| site.lasthop.port(port)["id"].as_u64().unwrap());
+    let ids = ["a", "b"].map(|port| site.0.lasthop.port(port)["id"].as_u64().unwrap());
     for (port, back, packets, bytes) in [
         (53, false, 40, 40 * (42 + 100) + 39 * 40 / 2),
         (53, true, 40, 40 * 242),
@@ -198,7 +190,7 @@ fn a_collector_has_what_the_switch_has_counted() {
 #[test]
 fn flows_of_stations_have_no_addresses_of_ip() {
     let mut site = Site::new();
-    site.lasthop.command(&["acl", "clear"]);
+    site.0.lasthop.command(&["acl", "clear"]);
     let exporter = Exporter::start(&site, &["127.0.0.1:9", "--idle", "1"]);
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     socket.set_read_timeout(Some(PATIENCE)).unwrap();

@@ -1,6 +1,6 @@
 //! `lasthop metrics`: what is counted, as Prometheus reads it, and scrapers that mean no good.
 
-use lasthop_tests_process::{Guest, Lasthop, Options, PATIENCE, Port, binary, mac, numbered, scratch, wait_for};
+use lasthop_tests_process::{PATIENCE, Pair, binary, mac, numbered, scratch, wait_for};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -11,32 +11,24 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-struct Site {
-    lasthop: Lasthop,
-    /// They are connected as long as the site is there.
-    _guests: [Guest; 2],
-    dir: tempfile::TempDir,
-}
+struct Site(Pair);
 
 impl Site {
     /// Two guests, of which the first has sent 8 packets and got one.
     fn new() -> Self {
-        let dir = scratch();
-        let lasthop = Lasthop::start(&[Port::listen("a", dir.path()), Port::listen("b", dir.path())]);
-        let guest = |name: &str, n| Guest::connect(&dir.path().join(name), mac(n), Options::default());
-        let (mut a, mut b) = (guest("a.sock", 1), guest("b.sock", 2));
-        ["a", "b"].into_iter().for_each(|name| lasthop.wait_for_state(name, "up"));
-        a.greet(&mut b, 1);
+        let mut pair = Pair::new();
+        let [a, b] = &mut pair.guests;
+        a.greet(b, 1);
         for n in 0..7 {
             let frame = numbered(mac(1), mac(2), 100 + n, 200);
             a.send(&frame);
             b.expect(&frame);
         }
-        Self { lasthop, _guests: [a, b], dir }
+        Self(pair)
     }
 
     fn listen(&self, at: &str) -> Exporter {
-        Exporter::start(&self.lasthop.run_dir(), at)
+        Exporter::start(&self.0.lasthop.run_dir(), at)
     }
 }
 
@@ -86,15 +78,15 @@ fn number(text: &str, series: &str) -> f64 {
 #[test]
 fn a_scraper_reads_what_stats_shows() {
     let site = Site::new();
-    let (tcp, path) = (site.listen("127.0.0.1:0"), site.dir.path().join("metrics.sock"));
+    let (tcp, path) = (site.listen("127.0.0.1:0"), site.0.dir.path().join("metrics.sock"));
     let unix = site.listen(&format!("unix:{}", path.display()));
     assert_eq!(unix.at, path.display().to_string());
-    let stats: Value = serde_json::from_str(&site.lasthop.command(&["stats", "--json"])).unwrap();
+    let stats: Value = serde_json::from_str(&site.0.lasthop.command(&["stats", "--json"])).unwrap();
     let port = |name: &str| stats["ports"].as_array().unwrap().iter().find(|p| p["name"] == name).unwrap().clone();
     let told = [
         curl(&[&tcp.at]),
         curl(&["--unix-socket", path.to_str().unwrap(), "http://lasthop/metrics"]),
-        site.lasthop.command(&["metrics"]),
+        site.0.lasthop.command(&["metrics"]),
     ];
     for text in &told {
         assert!(text.ends_with("# EOF\n"), "{text}");
@@ -112,7 +104,7 @@ fn a_scraper_reads_what_stats_shows() {
         assert_eq!(number(text, "lasthop_restarts_total{process=\"switch\"}"), 0.0);
     }
     // The switch dies: its counters begin anew, and that is counted.
-    site.lasthop.kill("lasthop-switch");
+    site.0.lasthop.kill("lasthop-switch");
     wait_for("a restart to be told", PATIENCE, || {
         number(&curl(&[&tcp.at]), "lasthop_restarts_total{process=\"switch\"}") == 1.0
     });
@@ -147,7 +139,7 @@ fn whoever_asks_for_something_else_or_does_not_ask_keeps_nobody_waiting() {
         let _ = stream.read_to_end(&mut Vec::new());
     }
     // Without an instance there is an answer, which says so.
-    drop(site.lasthop);
+    drop(site.0.lasthop);
     wait_for("the end to be told", PATIENCE, || number(&curl(&[&exporter.at]), "lasthop_up") == 0.0);
 }
 
@@ -203,7 +195,7 @@ fn what_cannot_be_listened_at_is_said() {
         ("unix:", "the path is missing"),
         ("unix:/nowhere/m.sock", "/nowhere/m.sock: "),
     ] {
-        let output = site.lasthop.try_command(&["metrics", "--listen", at]);
+        let output = site.0.lasthop.try_command(&["metrics", "--listen", at]);
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(!output.status.success() && said.contains(says), "{at}: {said}");
     }
@@ -251,7 +243,7 @@ fn prometheus_has_an_answer_to_each_query_of_the_dashboard() {
     let exporter = site.listen("127.0.0.1:0");
     // A port that is free now; whoever takes it meanwhile fails the test, and nothing else.
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
-    let _prometheus = Prometheus::start(site.dir.path(), exporter.address(), &free);
+    let _prometheus = Prometheus::start(site.0.dir.path(), exporter.address(), &free);
     let ask = |query: &str| -> Option<Value> {
         let data = format!("query={query}");
         let url = format!("http://{free}/api/v1/query");
