@@ -181,8 +181,8 @@ impl Server {
         if !(self.datapath.takers_changed() | std::mem::take(&mut self.clients_changed)) {
             return;
         }
-        let process = |pid: u32| self.clients.get(&pid).and_then(|client| client.process);
-        let takers: BTreeSet<u32> = self.datapath.takers().filter_map(process).collect();
+        let takers = self.clients.iter().filter(|(pid, _)| self.datapath.is_taker(**pid));
+        let takers: BTreeSet<u32> = takers.filter_map(|(_, client)| client.process).collect();
         let connected: BTreeSet<u32> = self.clients.values().filter_map(|client| client.process).collect();
         self.presence.update(&takers, &connected, self.datapath.is_made(), now_ms);
     }
@@ -199,10 +199,10 @@ impl Server {
         match Client::new(socket, &self.aside) {
             Ok(client) => {
                 let pid = self.free_number();
+                self.outline.set_next_pid(self.next_pid);
                 self.clients.insert(pid, client);
                 self.new.push_back(pid);
                 self.datapath.connected(pid);
-                self.outline.set_next_pid(self.next_pid);
             }
             Err(e) => tracing::warn!("a client of Open vSwitch: {e}"),
         }
@@ -213,7 +213,7 @@ impl Server {
         loop {
             let number = self.next_pid;
             self.next_pid = number.wrapping_add(1).max(1);
-            if !self.clients.contains_key(&number) && !self.datapath.takers().any(|taker| taker == number) {
+            if !self.clients.contains_key(&number) && !self.datapath.is_taker(number) {
                 return number;
             }
         }
@@ -456,6 +456,8 @@ impl Decider for Server {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use lasthop_ovs_abi::family::{self, command, datapath};
+    use lasthop_ovs_abi::netlink::Writer;
     use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketType, recv, socket_with, socketpair};
     use std::future::poll_fn;
     use std::os::fd::AsFd;
@@ -538,6 +540,28 @@ mod tests {
                 }
             }
             assert_eq!(number, own);
+        });
+    }
+
+    /// Whoever is given a number that Open vSwitch names for upcalls would get them.
+    #[test]
+    fn a_number_that_takes_packets_is_not_given() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let (listener, frames) = UnixDatagram::pair().unwrap();
+            let record = [(); 2].map(|()| [(); 2].map(|()| lasthop_sys::memfd("record", 0).unwrap()));
+            let mut server = Server::new(listener.into(), frames.into(), record, 4096).unwrap();
+            let mut to = Writer::new();
+            to.begin(family::DATAPATH.id, 1, 1, 0);
+            to.ovs_header(command::NEW, family::DATAPATH.version, 0);
+            to.text(datapath::NAME, "ovs-system");
+            let named: Vec<u8> = (2..8000u32).flat_map(u32::to_ne_bytes).collect();
+            to.attribute(datapath::PER_CPU_PIDS, &named);
+            to.end();
+            server.datapath.connected(1);
+            server.datapath.request(1, to.into_bytes());
+            server.take(1);
+            assert_eq!([(); 3].map(|()| server.free_number()), [1, 8000, 8001]);
         });
     }
 

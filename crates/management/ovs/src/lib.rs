@@ -10,6 +10,7 @@
 //! | `shaping` | limits of interfaces |
 //! | `samples` | packets that the switch draws by chance for sFlow and IPFIX |
 //! | `fragments` | fragments of packets, put together and cut |
+//! | `takers` | which clients upcalls go to |
 //! | `ports` | Open vSwitch's ports, and the switch's behind them |
 //! | `timeouts` | time-out policies of connections |
 //! | `tunnels` | tunnel ports, and what numbers in front of their frames mean |
@@ -41,6 +42,7 @@ mod samples;
 mod shaping;
 mod shown;
 mod table;
+mod takers;
 #[cfg(test)]
 mod tests;
 mod timeouts;
@@ -139,6 +141,8 @@ pub struct Datapath {
     lost_of: BTreeMap<u32, u64>,
     /// Clients that have no room for upcalls of a port.
     full: BTreeSet<(u32, u32)>,
+    /// Numbers that upcalls go to: all of [`Datapath::cpu_pids`], and of ports.
+    takers: takers::Takers,
     /// Which clients take upcalls may have changed.
     takers_changed: bool,
     /// That a client asks for too much at once has been said.

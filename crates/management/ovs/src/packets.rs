@@ -10,7 +10,7 @@ use crate::{Datapath, Out, tunnels};
 use lasthop_flow::{Action, FlowSpec};
 use lasthop_frame::{Depth, Edit, FlowKey, FlowMask, SNAPSHOT_LEN, extract};
 use lasthop_ipc::{FromControl, UpcallPacket};
-use lasthop_ovs_abi::netlink::{LONGEST, Writer, table, u32_of};
+use lasthop_ovs_abi::netlink::{LONGEST, Writer, table};
 use lasthop_ovs_abi::{
     Act, Key, Refused, Suits, family, family::datapath::UPCALL_PER_CPU, family::packet, family::packet_command,
 };
@@ -338,9 +338,4 @@ impl Datapath {
 
 fn metadata(in_port: u32) -> Key {
     Key { packet: FlowKey { in_port, ..FlowKey::default() }, ..Key::default() }
-}
-
-/// Numbers one behind the other, as an attribute of sockets holds them; one that is no number is none.
-pub(crate) fn pids(value: Option<&[u8]>) -> Result<Vec<u32>, Refused> {
-    value.map_or(Ok(Vec::new()), |value| value.chunks(4).map(u32_of).collect())
 }

@@ -1,13 +1,13 @@
 //! What each request of Open vSwitch's does.
 
 use crate::jobs::{Dump, Job};
-use crate::packets::pids;
 use crate::ports::Vport;
 use crate::table::{Carried, Flow, FlowId, MAX_ATTRIBUTES};
+use crate::takers::pids;
 use crate::{Datapath, Out, tunnels};
 use lasthop_management_ipc::UplinkConfig;
 use lasthop_ovs_abi::family::{self, command, control, datapath, flow, packet_command, vport};
-use lasthop_ovs_abi::netlink::{Message, OVS_HEADER, Writer, flag, kind, messages, table, text_of, u32_of, u32s_of};
+use lasthop_ovs_abi::netlink::{Message, OVS_HEADER, Writer, flag, kind, messages, table, text_of, u32_of};
 use lasthop_ovs_abi::{Act, Key, Refused, conntrack, meter, timeouts, traffic};
 use std::collections::BTreeSet;
 
@@ -259,14 +259,16 @@ impl Datapath {
             done.done(request.message.sequence, request.pid);
             return Ok(there.into_iter().chain([done.into_bytes()]).collect());
         }
+        let cpu_pids = get(&found, datapath::PER_CPU_PIDS).map(|value| pids(Some(value))).transpose()?;
         if request.command == command::NEW {
             let name = name.filter(|name| !name.is_empty() && name.len() <= MAX_NAME).ok_or(Refused::INVALID)?;
+            let pids = pids(get(&found, datapath::UPCALL_PID))?;
             match &self.name {
                 Some(there) if there == name => return Err(Refused::EXISTS),
                 Some(_) => return Err(Refused::BUSY),
                 None => self.name = Some(name.to_owned()),
             }
-            let pids = pids(get(&found, datapath::UPCALL_PID))?;
+            self.replace_takers(&[], &pids);
             let (name, kind) = (name.to_owned(), vport::INTERNAL);
             self.vports.insert(0, Vport { name, kind, pids, port: None, opened: false });
         } else if self.name.is_none() || name.is_some_and(|name| self.name.as_deref() != Some(name)) {
@@ -275,16 +277,18 @@ impl Datapath {
         let answer = match request.command {
             command::NEW | command::SET => {
                 self.features = features.unwrap_or(self.features);
-                self.takers_changed = true;
-                if let Some(pids) = get(&found, datapath::PER_CPU_PIDS) {
-                    self.cpu_pids = u32s_of(pids);
+                if let Some(pids) = cpu_pids {
+                    let before = std::mem::replace(&mut self.cpu_pids, pids);
+                    self.takers.replace(&before, &self.cpu_pids);
                 }
+                self.takers_changed = true;
                 request.answer(0, |to| self.write_datapath(to))
             }
             command::GET => request.answer(0, |to| self.write_datapath(to)),
             command::DEL => {
                 let answer = request.answer(0, |to| self.write_datapath(to));
                 (self.name, self.features, self.cpu_pids) = Default::default();
+                self.takers.clear();
                 self.takers_changed = true;
                 let ports = std::mem::take(&mut self.vports);
                 self.table.clear();
@@ -346,7 +350,6 @@ impl Datapath {
                 let port_of = |_| tunnels::port_of(kind, get(&found, vport::OPTIONS));
                 let tunnel = tunnels::driver_of(kind).map(port_of).transpose()?;
                 let no = self.add_vport(name, kind, no, pids(sockets)?, failed)?;
-                self.takers_changed = true;
                 if let Some(port) = tunnel {
                     self.tunnels.add(no, port);
                 }
@@ -356,7 +359,8 @@ impl Datapath {
             command::SET => {
                 let no = self.find_vport(name, no)?;
                 if let (Some(port), Some(sockets)) = (self.vports.get_mut(&no), sockets) {
-                    port.pids = pids(Some(sockets))?;
+                    let before = std::mem::replace(&mut port.pids, pids(Some(sockets))?);
+                    self.takers.replace(&before, &port.pids);
                     self.takers_changed = true;
                 }
                 (no, command::NEW)
@@ -373,7 +377,8 @@ impl Datapath {
             changes.all = true;
         }
         if request.command == command::DEL {
-            self.vports.remove(&no);
+            let gone = self.vports.remove(&no);
+            self.replace_takers(gone.as_ref().map_or(&[], |port| &port.pids), &[]);
             self.lost_of.remove(&no);
             self.tunnels.remove(no);
         }
@@ -403,6 +408,7 @@ impl Datapath {
         let Some(port) = port else { return Err(Refused::NO_DEVICE) };
         let no = self.new_port_no(no)?;
         let opened = self.opened.contains(name) || is_made;
+        self.replace_takers(&[], &pids);
         self.vports.insert(no, Vport { name: name.to_owned(), kind, pids, port: Some(port), opened });
         self.connections.limit_port(no, opened);
         Ok(no)

@@ -5,7 +5,8 @@ use crate::kept::{GONE, KEPT};
 use crate::ports::Vport;
 use crate::requests::{Changes, DP_IFINDEX, Request};
 use crate::table::{Flow, FlowId};
-use crate::{Datapath, Out, packets, tunnels};
+use crate::takers::pids;
+use crate::{Datapath, Out, tunnels};
 use lasthop_conntrack::Cursor;
 use lasthop_ovs_abi::family::{self, command, datapath, vport};
 use lasthop_ovs_abi::limit;
@@ -221,7 +222,7 @@ impl Datapath {
         let of = |kind: u16| found.get(usize::from(kind)).copied().flatten();
         let name = text_of(of(vport::NAME)?).ok()?.to_owned();
         let (no, kind) = (u32_of(of(vport::PORT_NO)?).ok()?, u32_of(of(vport::TYPE)?).ok()?);
-        let pids = packets::pids(of(vport::UPCALL_PID)).ok()?;
+        let pids = pids(of(vport::UPCALL_PID)).ok()?;
         if tunnels::driver_of(kind).is_some() {
             self.tunnels.add(no, tunnels::port_of(kind, of(vport::OPTIONS)).ok()?);
         }
@@ -231,7 +232,9 @@ impl Datapath {
         }
         self.connections.limit_port(no, opened);
         // The supervisor will say which of the switch's it is.
-        self.vports.insert(no, Vport { name, kind, pids, port: None, opened });
+        self.replace_takers(&[], &pids);
+        let before = self.vports.insert(no, Vport { name, kind, pids, port: None, opened });
+        self.replace_takers(before.as_ref().map_or(&[], |port| &port.pids), &[]);
         Some(())
     }
 }

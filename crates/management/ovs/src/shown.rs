@@ -35,17 +35,6 @@ impl Datapath {
         self.name.is_some()
     }
 
-    /// Whether clients that take upcalls may be others than when this was asked last.
-    pub fn takers_changed(&mut self) -> bool {
-        std::mem::take(&mut self.takers_changed)
-    }
-
-    /// Clients to whom upcalls go, connected or not; one may be named several times.
-    pub fn takers(&self) -> impl Iterator<Item = u32> + '_ {
-        let of_ports = self.vports.values().flat_map(|port| &port.pids);
-        self.cpu_pids.iter().chain(of_ports).copied().filter(|pid| *pid != 0)
-    }
-
     /// Upcalls that nobody took, since this process was started.
     pub fn untaken(&self) -> u64 {
         self.lost

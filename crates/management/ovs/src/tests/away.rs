@@ -32,9 +32,40 @@ fn what_nobody_would_take_is_dropped_where_it_waits() {
 fn who_takes_packets_is_told_when_that_may_have_changed() {
     let mut site = Site::new();
     assert!(site.datapath.takers_changed() && site.datapath.is_made());
-    assert_eq!(site.datapath.takers().collect::<std::collections::BTreeSet<_>>().len(), 1);
+    assert!(site.datapath.is_taker(PID) && !site.datapath.is_taker(0) && !site.datapath.is_taker(PID + 1));
     site.put_flow(1, 0, |_| ());
     assert!(!site.datapath.takers_changed(), "a flow changes nothing of it");
     site.ask(family::DATAPATH.id, command::DEL, flag::ACK, |to| to.text(datapath::NAME, "ovs-system"));
-    assert!(site.datapath.takers_changed() && !site.datapath.is_made());
+    assert!(site.datapath.takers_changed() && !site.datapath.is_made() && !site.datapath.is_taker(PID));
+}
+
+/// Each number that a new client could have was looked for among all of them: with so many it took minutes.
+#[test]
+fn ports_that_name_many_numbers_hold_up_nobody() {
+    const EACH: u32 = 8192;
+    const PORTS: u32 = 20;
+    let mut site = Site::new();
+    let names: Vec<_> = (0..PORTS).map(|n| format!("in{n}")).collect();
+    let all: Vec<_> = (100..).map(PortId).zip(names.iter().map(String::as_str)).chain([(VM1, "vm1")]).collect();
+    site.ports(&all);
+    let numbers =
+        |n: u32, len: u32| (100 + n * EACH..).take(len as usize).flat_map(u32::to_ne_bytes).collect::<Vec<u8>>();
+    let mut port = |command, n: u32, numbers: &[u8]| {
+        error_of(&site.ask(family::VPORT.id, command, flag::ACK, |to| {
+            to.text(vport::NAME, &names[n as usize]);
+            to.number(vport::TYPE, vport::NETDEV);
+            to.attribute(vport::UPCALL_PID, numbers);
+        }))
+    };
+    assert_eq!(port(command::NEW, 0, &numbers(0, EACH + 1)), Refused::INVALID.0);
+    for n in 0..PORTS {
+        assert_eq!(port(command::NEW, n, &numbers(n, EACH)), 0);
+    }
+    assert_eq!(port(command::SET, 0, &numbers(0, EACH / 2)), 0);
+    assert_eq!(port(command::DEL, 1, &[]), 0);
+    let named = (1..).take(100 + (EACH * PORTS) as usize).filter(|number| site.datapath.is_taker(*number)).count();
+    assert_eq!(named as u32, 1 + EACH / 2 + (PORTS - 2) * EACH);
+    let mut next = Datapath::new();
+    next.restore(&site.datapath.outline());
+    assert!(next.is_taker(100) && next.is_taker(99 + EACH * PORTS) && !next.is_taker(100 + EACH));
 }
