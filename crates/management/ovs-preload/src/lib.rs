@@ -9,6 +9,8 @@
 //! When lasthop-ovs has died, or `lasthop run` was started again, whoever uses a socket next connects it to the one that has taken its place, under the number that it had, with
 //! what lasthop-ovs has given it to prove that. A receiver is
 //! told that something was lost (ENOBUFS), as the kernel says where a socket had no room: Open vSwitch then asks again.
+//! While there is none, whoever needs it waits ([`PATIENCE_MS`]): the kernel's datapath is never away, and of ports that it is told nothing of Open vSwitch takes for gone what there is.
+//! It would put them into its bridges again under other numbers, which no OpenFlow rule of before knows.
 //!
 //! A routing netlink socket stays the kernel's, but makes no interfaces for tunnels of Open vSwitch: these are to be lasthop's. And what Open vSwitch has the
 //! kernel limit (`tc`) is asked of lasthop-ovs first ([`traffic`]).
@@ -20,6 +22,7 @@
 mod traffic;
 
 use libc::{c_int, c_long, c_void, msghdr, size_t, sockaddr, sockaddr_nl, sockaddr_un, socklen_t, ssize_t};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 /// Most descriptors of a program.
@@ -28,8 +31,11 @@ const DESCRIPTORS: usize = 65_536;
 const HELLO: [u8; 13] = *b"lasthop-ovs 3";
 /// Bytes of a number and its proof.
 const NUMBER: usize = 12;
-/// How long whoever finds lasthop gone waits, in nanoseconds: it will ask again at once.
+/// Whoever finds lasthop gone looks again after so many nanoseconds.
 const PAUSE_NS: c_long = 100_000_000;
+/// For how long lasthop may be gone, in milliseconds, before whoever needs it is told so. Ended and started again it is gone for seconds. Beyond this nobody
+/// may come any more, and the program is to be one that can be asked and ended.
+const PATIENCE_MS: u64 = 600_000;
 /// Where lasthop-ovs listens, unless the environment says so.
 const SOCKET: &[u8] = b"/run/lasthop/ovs.sock";
 const VARIABLE: &[u8] = b"LASTHOP_OVS_SOCKET\0";
@@ -51,6 +57,13 @@ static LOST: [AtomicU32; DESCRIPTORS] = [const { AtomicU32::new(0) }; DESCRIPTOR
 
 /// How many answers wait at a routing netlink socket in place of the kernel's.
 static QUEUED: [AtomicU32; DESCRIPTORS] = [const { AtomicU32::new(0) }; DESCRIPTORS];
+
+/// Since when lasthop is gone, in milliseconds of the monotonic clock; 0: it was there when it was needed last.
+static AWAY_SINCE: AtomicU64 = AtomicU64::new(0);
+/// Not 0: this process was connected once. One that finds no lasthop at its start is told so.
+static HAS_COME: AtomicU32 = AtomicU32::new(0);
+/// Held by whoever connects a socket anew: several threads may find at once that it is broken.
+static CONNECTING: Mutex<()> = Mutex::new(());
 
 // Relaxed: a descriptor is handed from one thread to another by what orders that.
 
@@ -206,9 +219,42 @@ fn open(flags: c_int, before: Number) -> Option<(c_int, c_int, Number)> {
     Some((fd, pair[0], number?))
 }
 
+/// Milliseconds of the monotonic clock; at least 1.
+fn now_ms() -> u64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the time is a live local.
+    unsafe { libc::syscall(libc::SYS_clock_gettime, libc::CLOCK_MONOTONIC, &raw mut now) };
+    (now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000).max(1)
+}
+
+/// Tries until something is there, with a pause after each time that it is not; `None` once lasthop has been gone for too long.
+fn wait_until<T>(mut attempt: impl FnMut() -> Option<T>) -> Option<T> {
+    loop {
+        if let Some(done) = attempt() {
+            AWAY_SINCE.store(0, Relaxed);
+            HAS_COME.store(1, Relaxed);
+            return Some(done);
+        }
+        if HAS_COME.load(Relaxed) == 0 {
+            return None;
+        }
+        let now = now_ms();
+        let since = match AWAY_SINCE.compare_exchange(0, now, Relaxed, Relaxed) {
+            Ok(_) => now,
+            Err(before) => before,
+        };
+        let pause = libc::timespec { tv_sec: 0, tv_nsec: PAUSE_NS };
+        // SAFETY: the time is a live local; nothing is written.
+        unsafe { libc::syscall(libc::SYS_nanosleep, &raw const pause, 0usize) };
+        if now.saturating_sub(since) >= PATIENCE_MS {
+            return None;
+        }
+    }
+}
+
 /// A connection to lasthop-ovs in place of a generic netlink socket; -1 and EPROTONOSUPPORT, as of a kernel without it, if there is none.
 fn connect_to_lasthop(flags: c_int) -> c_int {
-    let opened = open(flags, (0, 0));
+    let opened = wait_until(|| open(flags, (0, 0)));
     let at = opened.and_then(|(fd, ..)| usize::try_from(fd).ok());
     let place = at.and_then(|at| Some((PID.get(at)?, SECOND.get(at)?, OWED.get(at)?, GROUPS.get(at)?, LOST.get(at)?)));
     let (Some((fd, second, (number, proof))), Some(place)) = (opened, place) else {
@@ -233,18 +279,33 @@ fn say_of_group(second: c_int, how: u8, group: u32) -> bool {
     say(second, &[how, a, b, c, d]) && hear(second).is_some()
 }
 
-/// lasthop-ovs is gone: connects a socket to the one that has taken its place, and waits for it. False if there is none, after a while, so that
-/// whoever asks again at once does not take a processor for it.
+/// The other end of a connection is gone.
+fn is_broken(fd: c_int) -> bool {
+    let mut byte = 0u8;
+    let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+    // SAFETY: the byte is a live local of the length given.
+    let n = unsafe { libc::syscall(libc::SYS_recvfrom, fd, &raw mut byte, 1usize, flags, 0usize, 0usize) };
+    n == 0 || n < 0 && !matches!(errno(), libc::EAGAIN | libc::EINTR)
+}
+
+/// lasthop-ovs is gone: connects a socket to the one that has taken its place, and waits for it. False if there is none for too long.
 fn reconnect(at: usize) -> bool {
+    wait_until(|| connect_anew(at)).unwrap_or(false)
+}
+
+/// Connects a socket anew. `None`: nobody is there; false: it cannot be used.
+fn connect_anew(at: usize) -> Option<bool> {
     let place = || Some((PID.get(at)?, PROOF.get(at)?, SECOND.get(at)?, OWED.get(at)?, GROUPS.get(at)?, LOST.get(at)?));
-    let (Ok(fd), Some((pid, proof, second, owed, groups, lost))) = (c_int::try_from(at), place()) else { return false };
-    let before = (pid.load(Relaxed), proof.load(Relaxed));
-    let Some((new, new_second, number)) = open(libc::SOCK_CLOEXEC, before) else {
-        let pause = libc::timespec { tv_sec: 0, tv_nsec: PAUSE_NS };
-        // SAFETY: the time is a live local; nothing is written.
-        unsafe { libc::syscall(libc::SYS_nanosleep, &raw const pause, 0usize) };
-        return false;
+    let (Ok(fd), Some((pid, proof, second, owed, groups, lost))) = (c_int::try_from(at), place()) else {
+        return Some(false);
     };
+    let _connecting = CONNECTING.lock();
+    if !is_broken(fd) && !is_broken(second.load(Relaxed)) {
+        // Another thread has done it.
+        return Some(true);
+    }
+    let before = (pid.load(Relaxed), proof.load(Relaxed));
+    let (new, new_second, number) = open(libc::SOCK_CLOEXEC, before)?;
     // SAFETY: all are numbers. The descriptor is the program's, which uses it now: what it is stands for is put behind it.
     let replaced = unsafe {
         let flags = libc::syscall(libc::SYS_fcntl, fd, libc::F_GETFL, 0);
@@ -261,7 +322,7 @@ fn reconnect(at: usize) -> bool {
     lost.store(0, Relaxed);
     let groups = groups.load(Relaxed);
     let joined = (0..u32::BITS).filter(|n| groups & 1 << n != 0).all(|n| say_of_group(new_second, b'j', n));
-    replaced >= 0 && joined
+    Some(replaced >= 0 && joined)
 }
 
 /// Sends, once more if lasthop-ovs was gone and another has taken its place: that has not heard it.

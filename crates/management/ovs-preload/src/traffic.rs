@@ -1,7 +1,7 @@
 //! Requests about the limits of interfaces (`tc`): each is handed to lasthop-ovs, with the interface's name in front, and its answers are received from the
 //! routing netlink socket as if the kernel had sent them. What lasthop-ovs has nothing to do with it gives back, and the kernel gets it.
 
-use super::{QUEUED, close_one, hear, open, say};
+use super::{QUEUED, close_one, hear, open, say, wait_until};
 use libc::{c_int, c_long, msghdr, sockaddr_nl, ssize_t};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Mutex;
@@ -66,7 +66,7 @@ fn failure(request: &[u8], error: i32) -> Vec<u8> {
 
 /// All answers to a datagram on a connection of its own; none if lasthop-ovs gives none.
 fn ask(datagram: &[u8]) -> Option<VecDeque<Vec<u8>>> {
-    let (fd, second, _) = open(libc::SOCK_CLOEXEC, (0, 0))?;
+    let (fd, second, _) = wait_until(|| open(libc::SOCK_CLOEXEC, (0, 0)))?;
     let mut answers = VecDeque::new();
     let mut more = say(fd, datagram).then(|| hear(second)).flatten();
     while let Some(said) = more {

@@ -70,6 +70,55 @@ fn open_vswitch_goes_on_with_the_next_lasthop_run() {
     site.lasthop.check_sums();
 }
 
+impl Site {
+    /// What OpenFlow's rules, and the host, know of ports by.
+    fn known_by(&self) -> Vec<String> {
+        let number = |port| self.vsctl(&format!("get interface {port} ofport")).trim().to_owned();
+        let numbers = ["vm1", "vm2", "in0"].map(number);
+        let address = |device: &str| {
+            let said = self.netns.shell(&format!("ip -o addr show dev {device}"));
+            said.split_whitespace().find(|word| word.contains("10.9.")).map(str::to_owned).unwrap_or_default()
+        };
+        let mac = |device: &str| {
+            let said = self.netns.shell(&format!("ip -o link show dev {device}"));
+            said.split("link/ether ").nth(1).map(|rest| rest.chars().take(17).collect()).unwrap_or_default()
+        };
+        numbers.into_iter().chain(["in0", "br0"].into_iter().flat_map(|of| [address(of), mac(of)])).collect()
+    }
+}
+
+/// Open vSwitch took ports out of its bridges while lasthop was away, and put them in again under other numbers, which no rule of before knew: what was to be
+/// dropped passed. An interface that the host has an address on was made anew without it.
+#[test]
+fn ports_keep_their_numbers_and_addresses_however_long_lasthop_is_away() {
+    let mut site = Site::new();
+    site.vsctl("add-port br0 in0 -- set interface in0 type=internal");
+    ["vm1", "vm2"].iter().for_each(|port| drop(site.vsctl(&format!("clear interface {port} ofport_request"))));
+    for (device, address) in [("in0", "10.9.0.1/24"), ("br0", "10.9.1.1/24")] {
+        site.netns.ip(&format!("addr add {address} dev {device}"));
+        site.netns.ip(&format!("link set {device} up"));
+    }
+    site.ofctl(&["add-flow", "priority=9,in_port=1,dl_src=02:00:00:00:00:11,actions=drop"]);
+    let before = site.known_by();
+    assert!(before.iter().all(|known| !known.is_empty()), "{before:?}");
+    for round in 0..2u32 {
+        let dir = site.dir.path().to_owned();
+        // It looks at all its ports meanwhile.
+        site.start_lasthop_again(round == 1, || {
+            let set = format!("other-config:round={round}");
+            vswitch::run(&dir, &["ovs-vsctl", "--no-wait", "set", "bridge", "br0", &set]);
+            std::thread::sleep(Duration::from_millis(1500));
+        });
+        site.guests_come_back();
+        let [a, b] = &mut site.guests;
+        pass_at_last(a, b, &numbered(mac(1), MacAddr::BROADCAST, 100 + round, 60));
+        a.send(&numbered(MacAddr([2, 0, 0, 0, 0, 0x11]), MacAddr::BROADCAST, 500 + round, 60));
+        pass_at_last(a, b, &numbered(mac(1), mac(2), 600 + round, 600));
+        assert!(b.drain().iter().all(|frame| number_of(frame) != Some(500 + round)));
+        assert_eq!(site.known_by(), before);
+    }
+}
+
 /// Another `ovs-vswitchd` finds what the one before has made, as with the kernel's datapath.
 #[test]
 fn another_open_vswitch_takes_over_what_the_next_lasthop_run_has() {
