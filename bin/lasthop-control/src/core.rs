@@ -17,6 +17,7 @@ use lists::Pending;
 use std::collections::{BTreeMap, VecDeque};
 use tokio::sync::oneshot;
 
+mod bus;
 mod calls;
 mod connections;
 mod counting;
@@ -31,6 +32,7 @@ mod log_level;
 mod macs;
 mod mirrors;
 mod moved;
+mod of_device;
 mod questions;
 mod renaming;
 mod sets;
@@ -53,6 +55,7 @@ pub(crate) use macs::MacCall;
 use macs::{Flush, Forgotten};
 pub(crate) use mirrors::MirrorCall;
 use mirrors::Mirroring;
+use of_device::OfDevice;
 use questions::{FLOWS, Question, Unconfirmed};
 pub(crate) use sets::SetCall;
 use sets::SetChange;
@@ -132,8 +135,8 @@ struct Counts {
 #[derive(Debug)]
 pub(crate) struct Core {
     policy: Learning,
-    /// Places of the data plane's table, if it is a device's.
-    rules: Option<usize>,
+    /// What there is to know besides if the data plane is a device.
+    device: Option<OfDevice>,
     /// What the host's cores and VMs do.
     host_view: Option<HostView>,
     /// There is a channel to the switch.
@@ -216,13 +219,13 @@ impl Core {
     /// There is room for so many connections; and in the data plane, if it is a device, for so many rules.
     pub fn with_room(self, connections: usize, rules: Option<usize>) -> Self {
         let limits = Limits { connections, data_plane_caches: rules.is_some(), ..Limits::default() };
-        Self { policy: Learning::new(limits), rules, ..self }
+        Self { policy: Learning::new(limits), device: rules.map(OfDevice::new), ..self }
     }
 
     pub fn new(now_ms: u64) -> Self {
         Self {
             policy: Learning::default(),
-            rules: None,
+            device: None,
             host_view: None,
             attached: false,
             reconciled: false,
@@ -287,6 +290,7 @@ impl Core {
 
     /// What is to be sent, in order; leaves nothing behind.
     pub fn commands(&mut self) -> Vec<Command> {
+        self.device.iter_mut().for_each(|device| device.says(&self.commands));
         std::mem::take(&mut self.commands)
     }
 
@@ -321,6 +325,7 @@ impl Core {
     pub fn hear_switch(&mut self, messages: impl Iterator<Item = ToControl>, now_ms: u64) {
         let mut out = Effects::default();
         for message in messages {
+            self.device.iter_mut().for_each(|device| device.bus.came(&message));
             self.switch_says(message, now_ms, &mut out);
         }
         self.carry_out(out, now_ms);

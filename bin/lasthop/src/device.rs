@@ -5,7 +5,7 @@ use crate::client::{CliError, Instance, collect};
 use crate::list::all_ports;
 use crate::run::{DEVICES_DIR, FAR_SOCKET, HOST_SOCKET};
 use crate::table::{Align, Table};
-use lasthop_api::{DeviceTable, Port, SwitchProxy, SwitchStats};
+use lasthop_api::{BusBytes, DeviceBus, DeviceTable, Port, SwitchProxy, SwitchStats};
 use lasthop_text::counted;
 use serde::Serialize;
 use std::path::Path;
@@ -142,14 +142,17 @@ fn render(devices: &[Device]) -> String {
         right("MISSES"),
         right("JUDGED"),
         right("RE-CACHED"),
+        right("BUS"),
+        right("WHOLE"),
     ]);
     for device in devices {
         let (state, numbers) = match &device.figures {
-            None => ("away", vec!["-".to_owned(); 7]),
+            None => ("away", vec!["-".to_owned(); 9]),
             Some(f) => {
                 let numbers = [f.ports as u64, f.rules_used as u64, f.table.rules, f.flows, f.misses];
                 let numbers = numbers.into_iter().chain([f.table.judged, f.table.recached]);
-                (if f.connected { "up" } else { "starting" }, numbers.map(|n| n.to_string()).collect())
+                let bytes = [f.table.bus.bus_bytes.sum(), f.table.bus.whole_frame_bytes].map(size);
+                (if f.connected { "up" } else { "starting" }, numbers.map(|n| n.to_string()).chain(bytes).collect())
             }
         };
         table.row([device.name.clone(), state.into()].into_iter().chain(numbers).collect());
@@ -169,14 +172,45 @@ fn stats(name: &str, shared: &SharedArgs) -> Result<String, CliError> {
 }
 
 fn text(f: &Figures) -> String {
-    let DeviceTable { rules, judged, recached, under_way } = &f.table;
+    let DeviceTable { rules, judged, recached, under_way, bus } = &f.table;
+    let bus = account(bus);
     format!(
         "table: {} of {rules} in use; control has {}\nmisses: {}: {judged} judged, {recached} re-cached without judging, {under_way} \
-         answered while their rule was on its way\n",
+         answered while their rule was on its way\n{bus}",
         counted(f.rules_used as u64, "rule"),
         counted(f.flows, "flow"),
         f.misses,
     )
+}
+
+fn account(of: &DeviceBus) -> String {
+    let DeviceBus { bus_bytes, dma_bytes, whole_frame_bytes } = of;
+    let BusBytes { descriptors, headers, rules, punts, talk, signals, wire } = *bus_bytes;
+    let kinds = [
+        ("descriptors", descriptors),
+        ("headers", headers),
+        ("rules", rules),
+        ("packets to control", punts),
+        ("other messages", talk),
+        ("doorbells and interrupts", signals),
+        ("packets of uplinks", wire),
+    ];
+    let kinds = kinds.iter().filter(|(_, bytes)| *bytes > 0).map(|(kind, bytes)| format!("{kind} {}", size(*bytes)));
+    format!(
+        "bus: {} would have crossed it: {}\nwithin the host: {} by its DMA engine; whole frames, in and out of the card: {}\n",
+        size(bus_bytes.sum()),
+        kinds.collect::<Vec<_>>().join(", "),
+        size(*dma_bytes),
+        size(*whole_frame_bytes),
+    )
+}
+
+/// Bytes in four figures at most.
+fn size(bytes: u64) -> String {
+    let units = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let fits = |unit: &usize| bytes < 9999u64 << (10 * unit);
+    let unit = (0..units.len() - 1).find(fits).unwrap_or(units.len() - 1);
+    format!("{} {}", bytes >> (10 * unit), units.get(unit).copied().unwrap_or_default())
 }
 
 #[cfg(test)]
@@ -198,5 +232,22 @@ mod tests {
         ] {
             assert!(!is(path, run_dir), "{path} of {run_dir}");
         }
+    }
+
+    #[test]
+    fn sizes_are_short_and_none_is_too_large() {
+        let sizes = [0, 9998, 9999, 9999 << 10, u64::MAX].map(size);
+        assert_eq!(sizes, ["0 B", "9998 B", "9 KiB", "9 MiB", "16777215 TiB"]);
+    }
+
+    #[test]
+    fn the_account_names_what_there_is() {
+        let bus_bytes = BusBytes { headers: 4000, rules: 20_000, ..BusBytes::default() };
+        let shown = account(&DeviceBus { bus_bytes, dma_bytes: 1 << 40, whole_frame_bytes: 2 << 40 });
+        assert_eq!(
+            shown,
+            "bus: 23 KiB would have crossed it: headers 4000 B, rules 19 KiB\n\
+             within the host: 1024 GiB by its DMA engine; whole frames, in and out of the card: 2048 GiB\n"
+        );
     }
 }

@@ -156,10 +156,11 @@ impl Core {
                 ports.extend(part);
             }
             (
-                Question::Ports { .. } | Question::StuckUplinks { .. },
+                Question::Ports { ports, .. } | Question::StuckUplinks { ports },
                 DatapathReply::Removed { from_guest, to_guest, caches },
             ) => {
                 (self.removed, self.caches) = ((from_guest, to_guest), caches);
+                self.note_device_ports(ports);
             }
             (Question::Barrier { .. }, DatapathReply::Barrier) => {}
             _ => self.counts.malformed += 1,

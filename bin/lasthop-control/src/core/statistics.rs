@@ -3,9 +3,9 @@
 
 use super::{Answer, Core, FLOWS, MAX_QUESTIONS, Question, busy, give, refuse};
 use crate::view;
-use lasthop_api::{CpuTimes, Denied, DeviceTable, Host, LeftOut, Replaced, SwitchStats};
+use lasthop_api::{CpuTimes, Denied, Host, LeftOut, Replaced, SwitchStats};
 use lasthop_policy::acl::{Direction, Scope};
-use lasthop_policy::{DeniedBy, Recalls, Why};
+use lasthop_policy::{DeniedBy, Why};
 
 /// Entries of what floods leave out, and ports that each names.
 const MAX_LEFT_OUT: usize = 64;
@@ -91,12 +91,6 @@ impl Core {
             host,
             device: self.device_table(),
         }
-    }
-
-    fn device_table(&self) -> Option<DeviceTable> {
-        let recalls = self.policy.recalls();
-        let Recalls { judged, recached, under_way } = recalls;
-        self.rules.map(|rules| DeviceTable { rules: rules as u64, judged, recached, under_way })
     }
 
     fn denied(&self, now_ms: u64) -> Vec<Denied> {

@@ -14,4 +14,45 @@ pub struct DeviceTable {
     pub recached: u64,
     /// Packets that were answered by a flow that control has, and had sent less than 50 ms before.
     pub under_way: u64,
+    /// What would have crossed the bus between a card and its host.
+    pub bus: DeviceBus,
+}
+
+/// What a device would have moved if it were a card, as of the last list of ports: counted where `docs/device.md` says so, and computed from
+/// counts elsewhere.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomType)]
+pub struct DeviceBus {
+    /// Bytes that would have crossed the bus, by what they are.
+    pub bus_bytes: BusBytes,
+    /// Bytes between VMs, and of packets that waited for control, which the host's DMA engine would have moved within its memory.
+    pub dma_bytes: u64,
+    /// Bytes of the same packets across the bus if the card switched whole frames: each twice.
+    pub whole_frame_bytes: u64,
+}
+
+/// Bytes across the bus.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomType)]
+pub struct BusBytes {
+    /// Descriptors of both sides' rings, and their entries that make them available and used.
+    pub descriptors: u64,
+    /// Headers read to decide, and those written where packets go.
+    pub headers: u64,
+    /// Rules put into the table and taken out.
+    pub rules: u64,
+    /// Headers of packets for which there was no rule, to control, and its answers.
+    pub punts: u64,
+    /// What else the device and control say to each other: how ports are, what rules have carried.
+    pub talk: u64,
+    /// Doorbells and interrupts.
+    pub signals: u64,
+    /// Packets between VMs and the device's own uplinks.
+    pub wire: u64,
+}
+
+impl BusBytes {
+    /// Of all kinds.
+    pub fn sum(&self) -> u64 {
+        let Self { descriptors, headers, rules, punts, talk, signals, wire } = *self;
+        [descriptors, headers, rules, punts, talk, signals, wire].into_iter().fold(0, u64::saturating_add)
+    }
 }

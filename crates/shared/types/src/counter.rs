@@ -39,6 +39,11 @@ pub struct PortFigures<Count, Drops> {
     pub segments: Count,
     /// to_guest only: checksums completed because this receiver wants them complete.
     pub checksums: Count,
+    /// from_guest: descriptors of the packets taken, an indirect one included; each time that a packet's were read. to_guest: pieces of memory that frames
+    /// were written to, of which each has a descriptor of its own, unless it crosses from one region into another.
+    pub descriptors: Count,
+    /// from_guest only: bytes that were read of the packets to decide about them, virtio-net headers included.
+    pub headers: Count,
     /// Kicks received (from_guest) or interrupts sent (to_guest).
     pub notifications: Count,
     /// from_guest only: nanoseconds in which packets from it were switched, to wherever they went. Written by the worker
@@ -109,6 +114,8 @@ impl PortTotals {
         self.missed += c.missed.get();
         self.segments += c.segments.get();
         self.checksums += c.checksums.get();
+        self.descriptors += c.descriptors.get();
+        self.headers += c.headers.get();
         self.notifications += c.notifications.get();
         self.busy_ns += c.busy_ns.get();
         self.held += c.held.get();

@@ -367,14 +367,19 @@ impl Forwarder {
     /// Counts the packets that were done in this burst and not before.
     fn count(&self, burst: &Burst<'_, '_>) {
         let new = self.plan.done & !burst.ahead.done;
-        let mut bytes = self.plan.repeat.bytes;
-        for i in Members(new & !self.plan.repeat.passed) {
+        let (mut bytes, passed) = (self.plan.repeat.bytes, self.plan.repeat.passed);
+        let mut headers = passed.count_ones() as usize * (VnetHdr::LEN + crate::pass::HEAD_LEN);
+        for i in Members(new & !passed) {
             // All that were looked at have their length noted.
-            bytes += self.packets.get(i).map_or(0, |packet| packet.sent_len as u64);
+            let lens = self.packets.get(i).map_or([0; 2], |packet| [packet.sent_len, packet.payload_at]);
+            (bytes, headers) = (bytes + lens[0] as u64, headers + lens[1]);
         }
         let packets = u64::from(new.count_ones());
         burst.queue.counters.packets.add(packets);
         burst.queue.counters.bytes.add(bytes);
+        burst.queue.counters.headers.add(headers as u64);
+        // Pieces are those of chains of several: with what is in a chain of its own, an indirect descriptor and its table.
+        burst.queue.counters.descriptors.add(packets + burst.chains.pieces.len() as u64);
         burst.port.sends.charge(packets, bytes, burst.now_ns);
     }
 

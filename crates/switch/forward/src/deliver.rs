@@ -184,7 +184,7 @@ impl<'a> Target<'a> {
         let lens = Members(done).map(|i| packets.get(i).map_or(0, |packet| (VnetHdr::LEN + packet.frame_len) as u32));
         let count = done.count_ones() as usize;
         self.buffers.use_up(&mut self.started.ring, count, lens);
-        self.count(count, bytes);
+        self.count(count, bytes, count);
         done
     }
 
@@ -199,7 +199,7 @@ impl<'a> Target<'a> {
         let longest = self.any_frame.min(MAX_FRAME_LEN) + VnetHdr::LEN;
         let passed = pass(from, self.buffers.at_hand(), like, longest, most);
         self.buffers.use_up(&mut self.started.ring, passed.packets, from.iter().map(Chain::len));
-        self.count(passed.packets, passed.bytes);
+        self.count(passed.packets, passed.bytes, passed.packets);
         passed
     }
 
@@ -222,15 +222,17 @@ impl<'a> Target<'a> {
         } else {
             self.offloaded(packet, pieces, whole)?;
         }
-        self.count(1, packet.frame_len);
+        self.count(1, packet.frame_len, 0);
         Ok(())
     }
 
+    /// Counts packets, and descriptors of those that [`Target::stage`] has not seen.
     #[inline]
-    fn count(&mut self, packets: usize, bytes: usize) {
+    fn count(&mut self, packets: usize, bytes: usize, descriptors: usize) {
         self.to_come = self.to_come.saturating_sub(packets);
         self.packets += packets as u64;
         self.bytes += bytes as u64;
+        self.counters.descriptors.add(descriptors as u64);
     }
 
     #[inline(never)]
@@ -357,6 +359,7 @@ impl<'a> Target<'a> {
     #[inline]
     fn stage(&mut self, frame_len: usize) {
         self.work += frame_len + FRAME_WORK;
+        self.counters.descriptors.add(self.buffers.pieces().len() as u64);
         self.buffers.stage(&mut self.started.ring, self.header_len + frame_len);
     }
 

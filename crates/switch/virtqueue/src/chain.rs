@@ -41,7 +41,8 @@ const MORE_SLOTS: u16 = 0x3ff;
 pub struct Chains<'m> {
     /// The chains, in the order in which the driver made them available.
     pub list: ArrayVec<Chain<'m>, MAX_CHAINS>,
-    pub(crate) pieces: ArrayVec<GuestSlice<'m>, MAX_PIECES>,
+    /// The memory of those that are not one piece, and of nothing else.
+    pub pieces: ArrayVec<GuestSlice<'m>, MAX_PIECES>,
     /// Descriptors that were walked and hold nothing, since there are these chains, or the pieces of what was walked in vain, if those are more.
     pub(crate) wasted: usize,
     /// The same of chains behind these, that are not taken yet ([`Ring::ask_ahead`](crate::Ring)).
