@@ -84,10 +84,9 @@ fn senders_of_a_slow_guest_get_shares_by_their_weights() {
     }
 }
 
-/// A network that takes 100 Mbit/s, behind an uplink. It takes nothing for a while and then a lot: two runs in eleven had no round within a
-/// tenth of the weights.
+/// A network that takes 100 Mbit/s, behind an uplink. Its socket would take 8 MiB and then nothing for 0.15 s: with that, a sender's ring ran
+/// empty each time, and what it did not have was the other's.
 #[test]
-#[ignore = "a measurement: run it alone, with --nocapture"]
 fn senders_to_a_slow_network_get_shares_by_their_weights() {
     let netns = Netns::new();
     netns.ip("link add v0 type veth peer name v1");
@@ -107,5 +106,5 @@ fn senders_to_a_slow_network_get_shares_by_their_weights() {
     for (n, sender) in (1..).zip(&mut rivals.senders) {
         sender.greet_when_back(&mut sink, 100 * n);
     }
-    rivals.check(&mut sink, 8_000_000, Duration::from_micros(50));
+    rivals.check(&mut sink, 4_000_000, Duration::from_micros(50));
 }

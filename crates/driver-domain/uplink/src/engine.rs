@@ -21,9 +21,6 @@ const STALE_MOST: usize = 100_000;
 /// each burst; what it has been shown it sees at once if it is awake.
 const ROUNDS: u32 = 4;
 
-/// When to look again for frames that the device keeps until they are sent.
-const SOON: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
-
 /// What an engine is told.
 #[derive(Clone, Debug)]
 pub enum Order {
@@ -251,10 +248,11 @@ impl Engine {
             fds.extend(sources.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         }
         if self.running && self.blocked {
-            fds.push(PollFd::from_borrowed_fd(self.queue.writable(), PollFlags::OUT));
+            fds.extend(self.queue.writable().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::OUT)));
         }
-        let soon = (self.running && self.queue.is_busy()).then_some(SOON);
-        match poll(&mut fds, soon.as_ref()) {
+        let again = self.queue.again().filter(|_| self.running);
+        let again = again.and_then(|time| Timespec::try_from(time).ok());
+        match poll(&mut fds, again.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(e) => return Err(e),
         }

@@ -3,6 +3,7 @@
 //! Whatever a device cannot do (segmentation, checksums, scatter/gather) is done at the
 //! last moment: by the kernel, after the one copy that the switch makes, or by the switch in that copy (AF_XDP).
 
+mod backlog;
 mod file;
 mod packet;
 mod tap;
@@ -27,6 +28,10 @@ use lasthop_vhostuser::Features;
 use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Duration;
+
+/// When to look again for frames that the device keeps until they are sent.
+const SOON: Duration = Duration::from_millis(1);
 
 /// Most queues of a device.
 pub const MAX_QUEUES: u16 = 16;
@@ -162,9 +167,13 @@ impl Queue {
         counters.dropped_several(Reason::Overrun, frames);
     }
 
-    /// Something is under way that nothing will tell the end of, such as frames that the device sends: look again soon.
-    pub fn is_busy(&self) -> bool {
-        matches!(self, Self::Xdp(xdp) if xdp.is_busy())
+    /// Something is under way that nothing will tell the end of, such as frames that the device sends: look again after this time.
+    pub fn again(&self) -> Option<Duration> {
+        match self {
+            Self::Packets(socket) => socket.again(),
+            Self::Xdp(xdp) => xdp.is_busy().then_some(SOON),
+            _ => None,
+        }
     }
 
     /// Readable when there is something to receive that [`AsFd`] does not tell of.
@@ -176,11 +185,12 @@ impl Queue {
         }
     }
 
-    /// Writable when the device takes more after it was [blocked](Sent::blocked).
-    pub fn writable(&self) -> BorrowedFd<'_> {
+    /// Writable when the device takes more after it was [blocked](Sent::blocked); `None`: look [again](Self::again).
+    pub fn writable(&self) -> Option<BorrowedFd<'_>> {
         match self {
-            Self::Tunnel(tunnels) => tunnels.writable(),
-            _ => self.as_fd(),
+            Self::Tunnel(tunnels) => Some(tunnels.writable()),
+            Self::Packets(socket) if socket.again().is_some() => None,
+            _ => Some(self.as_fd()),
         }
     }
 

@@ -4,6 +4,7 @@
 //! ways (PACKET_VNET_HDR): what the NIC's driver has aggregated (GRO, LRO) crosses whole, and what the NIC cannot segment or sum
 //! the kernel does for it after the switch's copy.
 
+use super::backlog::Backlog;
 use super::{
     Device, DeviceError, Got, Kept, OpenError, SHORTEST, Sent, Wanted, about, denied, take_slot, whole_packets,
 };
@@ -19,6 +20,7 @@ use lasthop_uplink_ipc::UplinkDriver;
 use rustix::io::Errno;
 use rustix::system::uname;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
 
 /// Where in a slot the kernel's header goes and where the frame does. A VLAN tag that the kernel took out goes back in with
 /// everything before it moved forward by its 4 bytes.
@@ -30,6 +32,7 @@ const TAG: usize = 4;
 #[derive(Debug)]
 pub struct Packets {
     socket: PacketSocket,
+    backlog: Backlog,
 }
 
 impl Packets {
@@ -45,7 +48,8 @@ impl Packets {
             None => (0..wanted.queues).map(|_| PacketSocket::open(index, group)).collect::<Result<Vec<_>, _>>(),
         };
         let sockets = sockets.map_err(failed)?;
-        let queues = sockets.into_iter().map(|socket| super::Queue::Packets(Self { socket })).collect();
+        let queues =
+            sockets.into_iter().map(|socket| super::Queue::Packets(Self { socket, backlog: Backlog::new() })).collect();
         let uso = knows_uso(&uname().release().to_string_lossy());
         let (features, memory) = (whole_packets(uso), MemoryConfig::whole_packets(wanted.queues));
         Ok(Device { queues, about, features, memory, kept: None, steering: None })
@@ -53,6 +57,11 @@ impl Packets {
 
     pub(super) fn is_bound(&self) -> bool {
         self.socket.is_bound()
+    }
+
+    /// When to try to send again, if nothing tells.
+    pub(super) fn again(&self) -> Option<Duration> {
+        self.backlog.again(Instant::now())
     }
 
     /// Frames that found no room in the socket since this was last asked.
@@ -68,13 +77,17 @@ impl Packets {
     ) -> Result<Sent, DeviceError> {
         let mut done = 0;
         while let Some(rest) = packets.get(done..).filter(|rest| !rest.is_empty()) {
+            if self.backlog.is_to_look() && !self.backlog.may_send(self.socket.waiting(), Instant::now()) {
+                return Ok(Sent { done, blocked: true });
+            }
             let (at, progress) = (pair.progress.done(), &mut pair.progress);
             let buffers = |n| rest.iter().take(n).map(Packet::buffers).sum();
             let begin = |notes: &Notes, n| Progress::note_sending(notes, at, buffers(n), MESSAGES);
             match pair.arena.send(&self.socket, rest.iter().map(|p| &p.runs[..]), &mut progress.notes, begin) {
                 Ok(n) => {
-                    let bytes = rest.iter().take(n).map(|p| p.frame_len() as u64).sum();
-                    counters.sent(n as u64, bytes);
+                    let bytes = rest.iter().take(n).map(Packet::frame_len).sum();
+                    counters.sent(n as u64, bytes as u64);
+                    self.backlog.sent(bytes);
                     progress.sent(buffers(n));
                     done += n;
                     continue;
@@ -84,6 +97,7 @@ impl Packets {
                     if e == Errno::INTR {
                         continue;
                     }
+                    self.backlog.is_full(self.socket.waiting(), Instant::now());
                     return Ok(Sent { done, blocked: true });
                 }
                 Err(Errno::NETDOWN) => counters.dropped(Reason::DeviceDown),

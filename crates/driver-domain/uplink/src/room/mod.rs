@@ -15,7 +15,7 @@ pub use arena::Arena;
 pub use datagram::{Datagram, DatagramSocket, Outer, Over, is_ipv4};
 pub use interface::{Interface, names as interface_names};
 pub use messages::{BATCH, Place, Received};
-pub use packet::{PacketSocket, SendSocket};
+pub use packet::{PacketSocket, SEND_BUFFER, SendSocket};
 pub use page::{CounterPage, NOTES, Notes};
 pub use tun::Tun;
 pub use xsk::{Fill, Plan, Receiver, Sender, dropped, first_socket, shown, take_over};

@@ -6,6 +6,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 /// Bytes that may wait in the socket either way. The usual 208 KiB are three packets of 64 KiB.
 const BUFFER: libc::c_int = 4 << 20;
+/// What may wait to be sent, as [`PacketSocket::waiting`] counts it: the kernel takes twice the number that it is given (socket(7)). A socket that was
+/// full is writable when less than half of it waits.
+pub const SEND_BUFFER: usize = 2 * BUFFER as usize;
 /// `PACKET_IGNORE_OUTGOING` of linux/if_packet.h.
 const IGNORE_OUTGOING: libc::c_int = 23;
 
@@ -60,6 +63,14 @@ impl PacketSocket {
             (libc::getsockopt(fd, libc::SOL_PACKET, libc::PACKET_STATISTICS, to, &raw mut len), statistics)
         };
         if result < 0 { 0 } else { statistics.tp_drops.into() }
+    }
+
+    /// What waits here to be sent, in bytes of the kernel's memory: a frame takes about twice as many as it has.
+    pub fn waiting(&self) -> usize {
+        let mut bytes: libc::c_int = 0;
+        // SAFETY: this request (SIOCOUTQ by its other name) writes an int, which lives.
+        let result = unsafe { libc::ioctl(self.0.as_raw_fd(), libc::TIOCOUTQ as _, &raw mut bytes) };
+        if result < 0 { 0 } else { usize::try_from(bytes).unwrap_or(0) }
     }
 
     /// Whether the interface still exists.

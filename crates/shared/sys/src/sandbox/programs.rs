@@ -51,12 +51,12 @@ impl Program {
     /// `lasthop-ovs`: the same, and clients on another listening socket.
     pub const OVS: Self = Self { user_name: "lasthop-ovs", fixed_user: 61_904, ..Self::CONTROL };
 
-    /// `lasthop-uplink`: packets in batches over sockets it opened before, and the end of a TAP device that it made.
+    /// `lasthop-uplink`: packets in batches over sockets it opened before, how many wait there, and the end of a TAP device that it made.
     pub const UPLINK: Self = Self {
         user_name: "lasthop-uplink",
         fixed_user: 61_903,
         calls: &[libc::SYS_sendmmsg, libc::SYS_recvmmsg, libc::SYS_getsockname],
-        ioctls: &[libc::TUNSETPERSIST],
+        ioctls: &[libc::TUNSETPERSIST, libc::TIOCOUTQ],
         socket_pairs: &[],
     };
 
