@@ -36,6 +36,9 @@ const FEW_WASTED: usize = 64;
 const WAITS_NS: u64 = 5_000_000;
 /// The same if it has more packets, and none that wait: they were dropped, or found buffers. There may be no more of them for this receiver.
 const MORE_NS: u64 = 300_000;
+/// For how much longer it is owed what others get meanwhile. Its thread may have been stopped, as a helper is by the receiver that it has just
+/// woken, and for some ticks of the kernel on a busy core.
+const LATE_NS: u64 = 50_000_000;
 
 /// Why a packet did not get there.
 #[derive(Debug)]
@@ -424,7 +427,8 @@ impl<'a> Target<'a> {
         let for_ns = if waits { WAITS_NS } else { MORE_NS * u64::from(more) };
         let (until_ns, weight) = (burst.now_ns.saturating_add(for_ns), burst.port.weight.load(Relaxed));
         let cost = cost(self.packets, self.bytes, weight);
-        self.started.shortage.shares.took(burst.port.id, cost, until_ns, waits, burst.now_ns);
+        let owed_until_ns = until_ns.saturating_add(LATE_NS * u64::from(more));
+        self.started.shortage.shares.took(burst.port.id, cost, until_ns, owed_until_ns, burst.now_ns);
     }
 
     /// The receiver has been found without buffers: whether it takes packets too slowly to be waited for.

@@ -18,7 +18,7 @@ use std::cmp::Reverse;
 pub const AHEAD: u64 = 16 << 10;
 /// What a packet counts at least.
 const LEAST_BYTES: u64 = 64;
-/// How much a sender makes up for, in bytes at the default weight: what an uplink's socket takes at once after it has been full. Others wait for as
+/// How much a sender makes up for, in bytes at the default weight: what a receiver may take at once after it has been full. Others wait for as
 /// long as the sender was away, and no longer than that takes: 1 ms at 10 Gbit/s.
 const BEHIND: u64 = 1 << 20;
 /// Senders that are told apart: those that waited last.
@@ -45,8 +45,8 @@ struct Sender {
     count: u64,
     /// Until then others that are ahead of it find nothing. It looks again before, if it gets to run.
     until: u64,
-    /// Its packets lie in its ring until it looks again.
-    waits: bool,
+    /// Until then it is owed what it misses while it is not waited for.
+    owed_until: u64,
 }
 
 impl Shares {
@@ -68,30 +68,30 @@ impl Shares {
         self.senders.iter().filter(|sender| sender.until > now).map(|sender| sender.count).min()
     }
 
-    /// A sender took what [costs](cost) it so much. It has more packets, and is waited for until then, if that is later than now; whether they
-    /// `wait` in its ring until it looks again, or may be gone.
-    pub fn took(&mut self, port: PortId, cost: u64, until: u64, waits: bool, now: u64) {
+    /// A sender took what [costs](cost) it so much. It has more packets, and is waited for until then, if that is later than now; and they
+    /// lie in its ring until it looks again, so that it makes up for what it misses, if it looks before `owed_until`.
+    pub fn took(&mut self, port: PortId, cost: u64, until: u64, owed_until: u64, now: u64) {
         let least = self.least(now).unwrap_or_else(|| {
-            // Whatever they got before, nobody has missed anything since.
-            self.senders.clear();
-            0
+            // Nobody else is owed anything: whatever they got before, they have missed nothing since. Who comes anew has not, either.
+            self.senders.retain(|sender| sender.owed_until > now);
+            self.senders.iter().map(|sender| sender.count).max().unwrap_or(0)
         });
         let n = self.senders.iter().position(|sender| sender.port == port).unwrap_or_else(|| {
             if self.senders.is_full() {
                 self.senders.sort_unstable_by_key(|sender| Reverse(sender.until));
                 self.senders.pop();
             }
-            let _ = self.senders.try_push(Sender { port, count: least, until: 0, waits: false });
+            let _ = self.senders.try_push(Sender { port, count: least, until: 0, owed_until: 0 });
             self.senders.len() - 1
         });
         let Some(sender) = self.senders.get_mut(n) else { return };
         let makes_up_for = match sender.until > now {
             true => u64::MAX,
-            false if sender.waits => BEHIND,
+            false if sender.owed_until > now => BEHIND,
             false => 0,
         };
         let from = sender.count.max(least.saturating_sub(makes_up_for));
-        *sender = Sender { port, count: from.saturating_add(cost), until, waits };
+        *sender = Sender { port, count: from.saturating_add(cost), until, owed_until };
         self.until = self.until.max(until);
     }
 }
@@ -104,13 +104,13 @@ mod tests {
     const B: PortId = PortId(2);
 
     /// Two senders that wait, until 1 and until `until`; then the first gets so many bytes, 1000 at a time.
-    fn alone(until: u64, waits: bool, bytes: u64) -> Shares {
+    fn alone(until: u64, owed_until: u64, bytes: u64) -> Shares {
         let mut shares = Shares::default();
-        shares.took(B, 0, 1, waits, 0);
-        shares.took(A, 0, until, true, 0);
+        shares.took(B, 0, 1, owed_until, 0);
+        shares.took(A, 0, until, u64::MAX, 0);
         for _ in 0..bytes / 1000 {
             assert!(shares.has_turn(A, 2), "nobody is waited for beside it");
-            shares.took(A, 1000, until, true, 2);
+            shares.took(A, 1000, until, u64::MAX, 2);
         }
         shares
     }
@@ -121,7 +121,7 @@ mod tests {
         // It has its turn whenever it comes.
         for bytes in std::iter::once(0).chain(std::iter::repeat(1000)) {
             assert!(shares.has_turn(B, 3));
-            shares.took(B, bytes, 10, true, 3);
+            shares.took(B, bytes, 10, u64::MAX, 3);
             got += bytes;
             if shares.has_turn(A, 3) {
                 return got;
@@ -133,32 +133,48 @@ mod tests {
     #[test]
     fn what_waits_makes_up_for_what_its_thread_missed_up_to_a_bound() {
         for (missed, made_up) in [(0, 0), (AHEAD, 0), (60_000, 60_000 - AHEAD), (100 << 20, BEHIND - AHEAD)] {
-            let got = makes_up_for(alone(10, true, missed));
+            let got = makes_up_for(alone(10, u64::MAX, missed));
             assert!(got.abs_diff(made_up) <= 1000, "{got} of {made_up} for {missed} missed");
         }
-        assert_eq!(makes_up_for(alone(10, false, 60_000)), 0, "it had nothing that waited");
+        assert_eq!(makes_up_for(alone(10, 4, 60_000)), makes_up_for(alone(10, u64::MAX, 60_000)), "it is back in time");
+        assert_eq!(makes_up_for(alone(10, 3, 60_000)), 0, "it had nothing that waited");
     }
 
     #[test]
     fn who_is_ahead_has_its_turn_when_nobody_is_waited_for() {
         let mut shares = Shares::default();
-        shares.took(A, 100 << 20, 5, true, 0);
-        shares.took(B, 0, 5, true, 1);
+        shares.took(A, 100 << 20, 5, 8, 0);
+        shares.took(B, 0, 5, 8, 1);
         assert!(shares.has_turn(A, 1), "who comes later has missed nothing");
-        shares.took(A, 1 << 20, 5, true, 1);
+        shares.took(A, 1 << 20, 5, 8, 1);
         assert!(!shares.has_turn(A, 1) && shares.has_turn(B, 1) && shares.has_turn(PortId(3), 1));
         assert!(shares.has_turn(A, 5));
         // A new shortage: what was before is forgotten.
-        shares.took(B, 0, 20, true, 10);
-        shares.took(A, 1000, 20, true, 10);
+        shares.took(B, 0, 20, u64::MAX, 10);
+        shares.took(A, 1000, 20, u64::MAX, 10);
         assert!(shares.has_turn(A, 11) && shares.has_turn(B, 11));
+    }
+
+    #[test]
+    fn what_is_owed_is_not_forgotten_while_nobody_gets_to_run() {
+        for (now, owed) in [(7, true), (9, false)] {
+            let mut shares = Shares::default();
+            shares.took(B, 0, 5, 8, 0);
+            shares.took(A, 60_000, 5, 8, 0);
+            // Neither was waited for any more; the third comes anew, and is owed nothing.
+            shares.took(A, 0, 20, 30, now);
+            shares.took(B, 0, 20, 30, now);
+            shares.took(PortId(3), 0, 20, 30, now);
+            assert_eq!(shares.has_turn(A, now), !owed, "at {now}");
+            assert!(shares.has_turn(B, now));
+        }
     }
 
     #[test]
     fn of_too_many_senders_those_that_waited_last_are_told_apart() {
         let mut shares = Shares::default();
         for n in 0..1000 {
-            shares.took(PortId(n), 100_000, 5000 + u64::from(n), true, u64::from(n));
+            shares.took(PortId(n), 100_000, 5000 + u64::from(n), u64::MAX, u64::from(n));
         }
         assert_eq!(shares.senders.len(), MOST);
         assert!(shares.senders.iter().all(|sender| sender.port.0 as usize >= 1000 - MOST), "{shares:?}");
