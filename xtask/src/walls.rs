@@ -16,8 +16,10 @@ enum Room {
     Shared,
     /// `crates/outside-switch`: shared by processes that map no guest memory.
     OutsideSwitch,
-    /// `crates/switch`, `bin/lasthop-switch` and `bin/lasthop-device`: guest memory is mapped here.
+    /// `crates/switch` and `bin/lasthop-switch`: guest memory is mapped here.
     Switch,
+    /// `bin/lasthop-device`: the same, and what a device has besides.
+    Device,
     /// `crates/front-end` and `bin/lasthop-session`: what front-ends say is read here.
     FrontEnd,
     /// `crates/driver-domain`, `bin/lasthop-uplink` and `bin/lasthop-cable`, which are front-ends themselves.
@@ -33,7 +35,8 @@ impl Room {
         match (parts.next()?, parts.next()?) {
             ("crates", "shared") => Some(Self::Shared),
             ("crates", "outside-switch") => Some(Self::OutsideSwitch),
-            ("crates", "switch") | ("bin", "lasthop-switch" | "lasthop-device") => Some(Self::Switch),
+            ("crates", "switch") | ("bin", "lasthop-switch") => Some(Self::Switch),
+            ("bin", "lasthop-device") => Some(Self::Device),
             ("crates", "front-end") | ("bin", "lasthop-session") => Some(Self::FrontEnd),
             ("crates", "driver-domain") | ("bin", "lasthop-uplink" | "lasthop-cable") => Some(Self::DriverDomain),
             ("crates", "management") | ("bin", "lasthop" | "lasthop-control" | "lasthop-ovs") => Some(Self::Management),
@@ -48,7 +51,7 @@ impl Room {
             (Self::Shared | Self::Switch, Self::OutsideSwitch) => false,
             (Self::DriverDomain, Self::FrontEnd) => true,
             (Self::FrontEnd, Self::Switch) => SEEN_BY_SESSIONS.contains(&name) || SEEN_BY_ALL.contains(&name),
-            (_, Self::FrontEnd | Self::DriverDomain | Self::Management) => self == other,
+            (_, Self::FrontEnd | Self::DriverDomain | Self::Management | Self::Device) => self == other,
             _ => true,
         }
     }

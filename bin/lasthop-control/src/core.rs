@@ -290,13 +290,14 @@ impl Core {
 
     /// What is to be sent, in order; leaves nothing behind.
     pub fn commands(&mut self) -> Vec<Command> {
-        self.device.iter_mut().for_each(|device| device.says(&self.commands));
+        self.say_to_device();
         std::mem::take(&mut self.commands)
     }
 
     /// When [`Event::Timer`] is due; `None` while nothing can age. 0: there is much to do, a part at a time.
     pub fn deadline_ms(&self) -> Option<u64> {
-        let of_clients = [self.counting.len(), self.listings.len(), self.walks.len(), self.flushes.len()];
+        let looks = self.device.as_ref().is_some_and(OfDevice::is_looking).into();
+        let of_clients = [self.counting.len(), self.listings.len(), self.walks.len(), self.flushes.len(), looks];
         if of_clients.iter().sum::<usize>() + self.set_changes.len() > 0 {
             return Some(0);
         }
@@ -340,6 +341,7 @@ impl Core {
                 self.infos.clear();
                 self.health = Health::default();
                 self.policy.attached();
+                self.begin_larger_table();
             }
             Event::SwitchGone => {
                 self.attached = false;
@@ -392,6 +394,7 @@ impl Core {
         }
         self.flush_some(now_ms, out);
         self.change_sets(now_ms);
+        self.look_at_marks(is_due, now_ms);
         if self.put_right_ms().is_some_and(|at| at <= now_ms) {
             self.last_put_right_ms = now_ms;
             self.policy.put_right(now_ms, out);
@@ -521,6 +524,7 @@ impl Core {
             SupervisorToControl::ListsKept(result) => self.lists_kept(result, now_ms),
             // Without a descriptor, or handled by the loop.
             SupervisorToControl::DatapathChannel
+            | SupervisorToControl::LargerTable { .. }
             | SupervisorToControl::ApiSocket { .. }
             | SupervisorToControl::OvsSocket
             | SupervisorToControl::Shutdown => self.counts.malformed += 1,

@@ -175,13 +175,10 @@ async fn serve<D: Decider>(given: Descriptors, beat: &Arc<Beat>, mut decider: Op
                         (SupervisorToControl::DatapathChannel, Some(fd)) => {
                             attach(fd, &mut switch, &mut decider, &mut core);
                         }
-                        (SupervisorToControl::ApiSocket { read_only }, Some(fd)) => match serve(fd, read_only) {
-                            Ok(new) => {
-                                let serves = if read_only { &mut readers } else { &mut owners };
-                                serves.replace(new).iter().for_each(AbortHandle::abort);
-                            }
-                            Err(e) => tracing::error!("new API socket: {e}"),
-                        },
+                        (SupervisorToControl::ApiSocket { read_only }, Some(fd)) => {
+                            replace(if read_only { &mut readers } else { &mut owners }, serve(fd, read_only));
+                        }
+                        (SupervisorToControl::LargerTable { marks }, Some(fd)) => core.larger_table(marks, fd),
                         (SupervisorToControl::OvsSocket, Some(fd)) => listen(&mut decider, fd),
                         (message, _) => hear_supervisor(&mut core, &mut decider, message, now_ms()),
                     }
@@ -209,6 +206,14 @@ async fn serve<D: Decider>(given: Descriptors, beat: &Arc<Beat>, mut decider: Op
             () = tokio::task::yield_now(), if !turn.is_switchs() => turn = Turn::default(),
         }
         send(&mut core, decider.as_mut(), &mut supervisor, &mut switch);
+    }
+}
+
+/// Another socket of the API is served in place of one.
+fn replace(serves: &mut Option<AbortHandle>, new: std::io::Result<AbortHandle>) {
+    match new {
+        Ok(new) => serves.replace(new).iter().for_each(AbortHandle::abort),
+        Err(e) => tracing::error!("new API socket: {e}"),
     }
 }
 

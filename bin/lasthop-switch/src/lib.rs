@@ -13,12 +13,13 @@ use std::error::Error;
 use std::io::{Write, stderr};
 use std::process::{ExitCode, abort};
 
-/// What the program of this name does, from the first thing in `main` to its end: it is the data plane.
-pub fn start(name: &str) -> ExitCode {
+/// What the program of this name does, from the first thing in `main` to its end: it is the data plane. `inside` is done once, in the sandbox, before
+/// the data plane begins: a thread that it starts is confined like all others.
+pub fn start(name: &str, inside: impl FnOnce()) -> ExitCode {
     end_with_panics();
     let (status, line) = match Arguments::take(&std::env::args().collect::<Vec<_>>()) {
         Err(error) => (2, format!("{name}: {error}; this program is started by `lasthop run`")),
-        Ok(arguments) => match run(arguments) {
+        Ok(arguments) => match run(arguments, inside) {
             Ok(()) => return ExitCode::SUCCESS,
             Err(error) => (1, format!("ERROR {name}: {error}")),
         },
@@ -27,12 +28,13 @@ pub fn start(name: &str) -> ExitCode {
     ExitCode::from(status)
 }
 
-fn run(mut arguments: Arguments) -> Result<(), Box<dyn Error>> {
+fn run(mut arguments: Arguments, inside: impl FnOnce()) -> Result<(), Box<dyn Error>> {
     let (confinement, settings) = arguments.first_message()?;
     lasthop_guestmem::install_fault_handler();
     lasthop_sys::prepare_peer_events(lasthop_sys::SIGNALLING_THREADS)?;
     // Threads made from here on are born inside the sandbox.
     let report = confinement.enter()?;
+    inside();
     server::Server::new(arguments, settings, report.left_out)?.serve()
 }
 

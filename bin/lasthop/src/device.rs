@@ -5,7 +5,7 @@ use crate::client::{CliError, Instance, collect};
 use crate::list::all_ports;
 use crate::run::{DEVICES_DIR, FAR_SOCKET, HOST_SOCKET};
 use crate::table::{Align, Table};
-use lasthop_api::{BusBytes, DeviceBus, DeviceTable, Port, SwitchProxy, SwitchStats};
+use lasthop_api::{BusBytes, DeviceBus, DeviceTable, DeviceWalk, Port, SwitchProxy, SwitchStats};
 use lasthop_text::counted;
 use serde::Serialize;
 use std::path::Path;
@@ -172,24 +172,36 @@ fn stats(name: &str, shared: &SharedArgs) -> Result<String, CliError> {
 }
 
 fn text(f: &Figures) -> String {
-    let DeviceTable { rules, judged, recached, under_way, bus } = &f.table;
-    let bus = account(bus);
+    let DeviceTable { rules, judged, recached, under_way, bus, walk } = &f.table;
+    let (bus, walks) = (account(bus), walk.as_ref().map(walked).unwrap_or_default());
     format!(
         "table: {} of {rules} in use; control has {}\nmisses: {}: {judged} judged, {recached} re-cached without judging, {under_way} \
-         answered while their rule was on its way\n{bus}",
+         answered while their rule was on its way\n{walks}{bus}",
         counted(f.rules_used as u64, "rule"),
         counted(f.flows, "flow"),
         f.misses,
     )
 }
 
+fn walked(of: &DeviceWalk) -> String {
+    let DeviceWalk { flows, left_out, walks, hits, installed, ns, .. } = of;
+    let none_for = if *left_out > 0 { format!(" ({left_out} times one had too many actions)") } else { String::new() };
+    let each = ns.checked_div(*walks).unwrap_or(0);
+    format!(
+        "walks of the table with {}{none_for}: {walks}, {each} ns each; {hits} found a flow, {} put into the small table\n",
+        counted(*flows, "flow"),
+        counted(*installed, "rule"),
+    )
+}
+
 fn account(of: &DeviceBus) -> String {
     let DeviceBus { bus_bytes, dma_bytes, whole_frame_bytes } = of;
-    let BusBytes { descriptors, headers, rules, punts, talk, signals, wire } = *bus_bytes;
+    let BusBytes { descriptors, headers, rules, walks, punts, talk, signals, wire } = *bus_bytes;
     let kinds = [
         ("descriptors", descriptors),
         ("headers", headers),
         ("rules", rules),
+        ("walks", walks),
         ("packets to control", punts),
         ("other messages", talk),
         ("doorbells and interrupts", signals),

@@ -67,6 +67,7 @@ impl Messages {
             descriptors: short(descriptors + chains),
             headers: short(hosts.headers + written),
             rules: self.rules,
+            walks: 0,
             punts: self.punts,
             talk: self.talk,
             signals: short(hosts.signals * u128::from(SIGNAL)),

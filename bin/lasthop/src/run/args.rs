@@ -58,9 +58,10 @@ pub struct RunArgs {
     pub ports: Vec<PortArg>,
     /// A device: a switch of its own as a card would be one, a process with a small table of rules, engines and ports, which its own control
     /// fills. rules: places of the table, 16 to 65536 [default: 1024]. engines: CPUs that its engines have for themselves, like
-    /// engines=2-3 or engines=2:4 [default: helpers, as without a device]. cable=off: its ports and those of this lasthop do not reach each
+    /// engines=2-3 or engines=2:4 [default: helpers, as without a device]. walk=on: where no rule matches, it looks
+    /// for a flow in the table of all flows, in memory of the host, before it asks control. cable=off: its ports and those of this lasthop do not reach each
     /// other; without, there is a cable between the port NAME here and the port "host" there. See `lasthop device list`. May be repeated
-    #[arg(long = "device", value_name = "NAME[,rules=N][,engines=LIST][,cable=off]", value_parser = parse_device)]
+    #[arg(long = "device", value_name = "NAME[,rules=N][,engines=LIST][,walk=on][,cable=off]", value_parser = parse_device)]
     pub devices: Vec<DeviceArg>,
     /// An uplink: a port that is a network interface of this host. Drivers: tap, af_packet, af_xdp; with driver=tap a TAP device
     /// that does not exist is made. Without: tap if it is a TAP device, else af_packet.
@@ -100,6 +101,9 @@ pub struct RunArgs {
     /// This is a device of another lasthop, with room for so many rules
     #[arg(long, value_name = "N", hide = true)]
     pub device_rules: Option<usize>,
+    /// This is a device that walks the table of all flows before it asks control
+    #[arg(long, hide = true, requires = "device_rules")]
+    pub device_walk: bool,
 }
 
 impl RunArgs {
@@ -277,6 +281,8 @@ pub struct DeviceArg {
     pub engines: Option<CpuList>,
     /// Whether its ports and those of the host reach each other.
     pub cable: bool,
+    /// Whether it walks control's table of all flows before it asks control.
+    pub walk: bool,
 }
 
 /// What a TCAM of a card may have.
@@ -286,7 +292,7 @@ fn parse_device(text: &str) -> Result<DeviceArg, String> {
     let mut words = text.split(',');
     let name = words.next().unwrap_or_default();
     check_name(name)?;
-    let mut device = DeviceArg { name: name.into(), rules: 1024, engines: None, cable: true };
+    let mut device = DeviceArg { name: name.into(), rules: 1024, engines: None, cable: true, walk: false };
     for word in words {
         match word.split_once('=') {
             Some(("rules", n)) => {
@@ -300,9 +306,13 @@ fn parse_device(text: &str) -> Result<DeviceArg, String> {
                 device.engines = Some(list);
             }
             Some(("cable", "off")) => device.cable = false,
+            Some(("walk", "on")) => device.walk = true,
+            Some(("walk", "off")) => device.walk = false,
             _ => {
                 let hint = if word.starts_with(|c: char| c.is_ascii_digit()) { "write ':' between CPUs; " } else { "" };
-                return Err(format!("unknown option {word:?}; {hint}there are rules=N, engines=LIST and cable=off"));
+                return Err(format!(
+                    "unknown option {word:?}; {hint}there are rules=N, engines=LIST, walk=on and cable=off"
+                ));
             }
         }
     }

@@ -1,5 +1,7 @@
 //! One child process: its start, the channel to it, and when to start it again.
 
+mod second;
+
 use super::backoff::Backoff;
 use super::watchdog::{self, Hung, Watchdog};
 use command_fds::{CommandFdExt, FdMapping};
@@ -66,6 +68,8 @@ pub struct Child<S, R> {
     gives_up: bool,
     /// Killed, and not ended yet: nothing of them runs.
     dying: Vec<Running<S, R>>,
+    /// It has a second channel, of a thread of its own, by an option of this name.
+    second: Option<&'static str>,
 }
 
 #[derive(Debug)]
@@ -73,6 +77,7 @@ struct Running<S, R> {
     process: std::process::Child,
     pidfd: PidFd,
     channel: Channel<S, R>,
+    second: Option<Channel<S, R>>,
     /// Messages the channel had no room for.
     queue: VecDeque<(S, Option<OwnedFd>)>,
     /// Whether epoll reports room in the channel.
@@ -150,6 +155,7 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
             limit: None,
             gives_up: false,
             dying: Vec::new(),
+            second: None,
         }
     }
 
@@ -158,6 +164,7 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
         let mut other = Self::new(&self.name, path, self.arguments.clone(), channel_token, pid_token);
         other.cpus.clone_from(&self.cpus);
         (other.short_turns, other.limit, other.gives_up) = (self.short_turns, self.limit, self.gives_up);
+        other.second = self.second;
         other
     }
 
@@ -245,6 +252,7 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
             command.args(["--pulse-fd".into(), (OTHER_FD + others.len() as i32).to_string()]);
             others.push(pulse.as_fd().try_clone_to_owned()?);
         }
+        let second = self.second_channel(&mut command, &mut others)?;
         command.current_dir("/").process_group(0).stdin(Stdio::null());
         command.stdout(io::stderr().as_fd().try_clone_to_owned()?).stderr(Stdio::inherit());
         command.env_clear().envs(ENVIRONMENT.iter().filter_map(|name| Some((*name, std::env::var_os(name)?))));
@@ -265,6 +273,7 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
         let watched = PidFd::of(&process).and_then(|pidfd| {
             epoll.add(&pidfd, self.pid_token, Trigger::Level)?;
             epoll.add(&ours, self.channel_token, Trigger::Level)?;
+            second.iter().try_for_each(|second| epoll.add(second, self.channel_token, Trigger::Level))?;
             Ok(pidfd)
         });
         let pidfd = match watched {
@@ -287,6 +296,7 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
             process,
             pidfd,
             channel,
+            second,
             queue,
             wants_room: false,
             started,
@@ -392,6 +402,7 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
     pub fn receive_with_fds(&mut self, epoll: &Epoll, now: Instant) -> Vec<(R, Option<OwnedFd>)> {
         let (mut received, mut others) = (Vec::new(), Vec::new());
         let Some(running) = &mut self.running else { return received };
+        received.extend(running.heard_second(epoll));
         while received.len() < RECEIVE_BURST {
             let mut came = Vec::new();
             let message = running.channel.recv_with(&mut came);

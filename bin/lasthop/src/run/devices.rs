@@ -107,6 +107,9 @@ impl Device {
         let below = |dir: &Path| dir.join(DEVICES_DIR).join(&arg.name).into_os_string();
         // A card does not know what VMs do, and reads no file of ours.
         let mut arguments: Vec<OsString> = vec!["run".into(), "--no-bpf".into()];
+        if arg.walk {
+            arguments.push("--device-walk".into());
+        }
         let mut add = |option: &str, value: OsString| arguments.extend([option.into(), value]);
         add("--run-dir", below(&args.run_dir));
         add("--state-dir", below(&args.state_dir));

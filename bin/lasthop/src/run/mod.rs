@@ -90,6 +90,7 @@ mod threads;
 mod upgrade;
 mod uplink;
 mod uplinks;
+mod walk;
 mod watchdog;
 
 pub use args::{PortArg, RunArgs, check_uplink, driver, meant_device, new_name, nice, queues, vlan_list};

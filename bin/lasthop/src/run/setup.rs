@@ -53,8 +53,8 @@ pub struct Setup {
     pub devices: Vec<Device>,
     /// Program of the control plane.
     pub control: PathBuf,
-    /// Places of the data plane's table, if it is a device's.
-    pub rules: Option<usize>,
+    /// Places of the data plane's table, if it is a device's, and whether that walks the table of all flows.
+    pub rules: Option<(usize, bool)>,
     /// How many connections it has room for.
     pub connections: usize,
     /// Program of ports' sessions.
@@ -156,7 +156,7 @@ impl Setup {
             bpf: !args.no_bpf,
             switch,
             devices: devices_wanted,
-            rules: args.device_rules,
+            rules: args.device_rules.map(|rules| (rules, args.device_walk)),
             control,
             connections: args.connections,
             session,

@@ -21,9 +21,10 @@ use super::store::Store;
 use super::switch_log::SwitchLog;
 use super::upgrade::Upgrade;
 use super::uplink::{Switch, Uplink};
+use super::walk;
 use super::{RunError, RunError::Failed};
 use lasthop_hostview::HostMonitor;
-use lasthop_ipc::{RateLimit, SupervisorToSwitch, SwitchSettings, SwitchToSupervisor, ring_pair};
+use lasthop_ipc::{RateLimit, SupervisorToSwitch, SwitchSettings, SwitchToSupervisor};
 use lasthop_management_ipc::{ControlToSupervisor, DeviceState, SupervisorToControl};
 use lasthop_policy::Batch;
 use lasthop_policy::{Mirror, PortSettings};
@@ -168,7 +169,7 @@ impl Supervisor {
         }
         let (control_name, mut for_control) = open_vswitch::control(setup.read_api.is_some(), setup.ovs.is_some());
         for_control.extend(arguments(&["--connections", &setup.connections.to_string()]));
-        for_control.extend(setup.rules.into_iter().flat_map(|rules| arguments(&["--rules", &rules.to_string()])));
+        for_control.extend(setup.rules.into_iter().flat_map(|(rules, _)| arguments(&["--rules", &rules.to_string()])));
         let presence = Presence::new(&epoll, PRESENCE);
         let mut supervisor = Self {
             epoll,
@@ -176,6 +177,7 @@ impl Supervisor {
             switch: Child::new(setup.switch.0, setup.switch.1, for_switch, SWITCH_CHANNEL, SWITCH_PID)
                 .bound_to(setup.cpus)
                 .in_short_turns()
+                .with_second(setup.rules.and_then(|(_, walks)| walks.then_some("--walk-fd")))
                 .with_watchdog(setup.watchdog, Duration::ZERO),
             upgrade: None,
             ending: None,
@@ -385,12 +387,9 @@ impl Supervisor {
 
     /// Gives the switch and control new rings to each other; they drop those they may still have.
     pub(super) fn join_children(&mut self) {
-        match ring_pair() {
-            Ok((for_switch, for_control)) => {
-                let switch = self.upgrade.as_mut().and_then(Upgrade::controlled).unwrap_or(&mut self.switch);
-                switch.send(SupervisorToSwitch::ControlChannel, Some(for_switch));
-                self.control.send(SupervisorToControl::DatapathChannel, Some(for_control));
-            }
+        let switch = self.upgrade.as_mut().and_then(Upgrade::controlled).unwrap_or(&mut self.switch);
+        match walk::join(switch, &mut self.control) {
+            Ok(()) => {}
             Err(e) => {
                 // Out of descriptors: start control afresh, which comes here again.
                 error!("cannot join the switch and control: {e}; restarting control");

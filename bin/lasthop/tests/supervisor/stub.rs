@@ -206,6 +206,7 @@ pub fn control(_called: &Path) {
                                 }
                             }
                             SupervisorToControl::Lists(_)
+                            | SupervisorToControl::LargerTable { .. }
                             | SupervisorToControl::ListsKept(_)
                             | SupervisorToControl::Uplinks(_)
                             | SupervisorToControl::Devices(_)

@@ -16,6 +16,27 @@ pub struct DeviceTable {
     pub under_way: u64,
     /// What would have crossed the bus between a card and its host.
     pub bus: DeviceBus,
+    /// Where it walks the larger table before it asks control: what that came to, since the two were last connected.
+    pub walk: Option<DeviceWalk>,
+}
+
+/// Walks of the table of all flows, in the host's memory.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomType)]
+pub struct DeviceWalk {
+    /// Flows in it.
+    pub flows: u64,
+    /// How often a flow was left out, as it has more actions than there is room for.
+    pub left_out: u64,
+    /// Packets that met no rule of the small table.
+    pub walks: u64,
+    /// Those of them whose flow was found: control has not heard of them.
+    pub hits: u64,
+    /// Rules that were put into the small table for them.
+    pub installed: u64,
+    /// Nanoseconds of all walks.
+    pub ns: u64,
+    /// Bytes that were read.
+    pub bytes: u64,
 }
 
 /// What a device would have moved if it were a card, as of the last list of ports: counted where `docs/device.md` says so, and computed from
@@ -39,6 +60,8 @@ pub struct BusBytes {
     pub headers: u64,
     /// Rules put into the table and taken out.
     pub rules: u64,
+    /// What was read of the larger table in walks.
+    pub walks: u64,
     /// Headers of packets for which there was no rule, to control, and its answers.
     pub punts: u64,
     /// What else the device and control say to each other: how ports are, what rules have carried.
@@ -52,7 +75,7 @@ pub struct BusBytes {
 impl BusBytes {
     /// Of all kinds.
     pub fn sum(&self) -> u64 {
-        let Self { descriptors, headers, rules, punts, talk, signals, wire } = *self;
-        [descriptors, headers, rules, punts, talk, signals, wire].into_iter().fold(0, u64::saturating_add)
+        let Self { descriptors, headers, rules, walks, punts, talk, signals, wire } = *self;
+        [descriptors, headers, rules, walks, punts, talk, signals, wire].into_iter().fold(0, u64::saturating_add)
     }
 }

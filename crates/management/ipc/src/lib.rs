@@ -29,6 +29,11 @@ pub struct PortConfig {
 pub enum SupervisorToControl {
     /// Control's end of a new switch–control channel travels with this message.
     DatapathChannel,
+    /// Memory of the table of all flows that a device walks travels with this message, or that of its marks; before `DatapathChannel`.
+    LargerTable {
+        /// Which.
+        marks: bool,
+    },
     /// All ports as configured; sent at the start and after every change.
     Ports(Vec<PortConfig>),
     /// Answer to `PortAdd`, `PortSet`, `PortDel` or `PortRename`: an error says what is wrong and what to do.

@@ -308,6 +308,8 @@ pub(crate) struct FlowIndex {
     drops: usize,
     by_connection: BTreeSet<(u64, PortId, Id)>,
     hiding: HashMap<Tuple, Vec<Id>>,
+    /// Where somebody keeps a copy of all: whether all have gone, and those that have come, changed or gone since.
+    pub changed: Option<(bool, Vec<Id>)>,
     pub refusals: BTreeMap<Refusal, InstalledRefusal>,
 }
 
@@ -426,6 +428,7 @@ impl FlowIndex {
         if let Some(slot) = slots.get_mut(id as usize) {
             *slot = Some(flow);
         }
+        self.changed.iter_mut().for_each(|(_, changed)| changed.push(id));
         let rehash = |id: &Id| slots.get(*id as usize).and_then(Option::as_ref).map_or(0, |f| hash(&f.key));
         self.by_match.insert_unique(hashed, id, rehash);
         id
@@ -434,6 +437,7 @@ impl FlowIndex {
     pub fn remove(&mut self, id: Id) -> Option<Installed> {
         let flow = self.slots.get_mut(id as usize)?.take()?;
         self.free.push(id);
+        self.changed.iter_mut().for_each(|(_, changed)| changed.push(id));
         self.drops -= usize::from(flow.drops().is_some());
         if let Ok(entry) = self.by_match.find_entry(hash(&flow.key), |other| *other == id) {
             entry.remove();
@@ -555,6 +559,7 @@ impl FlowIndex {
     }
 
     pub fn clear(&mut self) {
-        *self = Self::default();
+        let changed = self.changed.is_some().then(|| (true, Vec::new()));
+        *self = Self { changed, ..Self::default() };
     }
 }

@@ -80,7 +80,7 @@ pub use lasthop_conntrack::{Cursor as ConnectionCursor, ProtoState, SctpState, T
 pub use learning::{
     CONNECTIONS, CONNECTIONS_RANGE, Change, ConnectionFilter, ConnectionStats, ConnectionView, Denied, DeniedBy,
     Effects, FLAP_WINDOW_MS, FlowUse, Headers, LOOK_MANY_MS, LOOK_MS, Learning, Limits, MANY_FLOWS, MAX_FLAPS, Mirrors,
-    PortLists, PortView, Recalls, Reconciled, RefusedSource, Resume, SetRound, Uplinks, Why,
+    PortLists, PortView, Published, Recalls, Reconciled, RefusedSource, Resume, SetRound, Uplinks, Why,
 };
 pub use left_out::LeftOut;
 pub use mactable::{AGEING_MS, HOLD_MS, MAX_MOVES, MOVE_WINDOW_MS, MacView};

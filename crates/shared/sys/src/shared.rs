@@ -30,7 +30,7 @@ impl SharedWords {
     }
 
     /// The same to be read only, of what has so many words whatever fstat(2) says: a map of eBPF has no size there.
-    pub(crate) fn map_to_read(fd: impl AsFd, words: usize) -> Result<Self, Errno> {
+    pub fn map_to_read(fd: impl AsFd, words: usize) -> Result<Self, Errno> {
         Self::new(fd, words, ProtFlags::READ)
     }
 

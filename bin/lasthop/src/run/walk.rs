@@ -1,0 +1,47 @@
+//! How the data plane and control are joined: by rings from one to the other; or, where the data plane is a device that walks the larger table
+//! (thesis, chapter 7), by rings from the data plane to its walker and from there to control, and the table between these two.
+
+use super::child::Child;
+use lasthop_ipc::{ChannelError, SupervisorToSwitch, SwitchToSupervisor, ring_pair};
+use lasthop_larger_table::{MARKS_BYTES, TABLE_BYTES};
+use lasthop_management_ipc::{ControlToSupervisor, SupervisorToControl};
+use lasthop_sys::sealed_memfd;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+
+/// Gives the data plane and control new rings; they drop those they may still have. Where a walker cannot be told, it is left out.
+pub fn join(
+    switch: &mut Child<SupervisorToSwitch, SwitchToSupervisor>,
+    control: &mut Child<SupervisorToControl, ControlToSupervisor>,
+) -> Result<(), ChannelError> {
+    let (for_switch, beside_switch) = ring_pair()?;
+    let for_control = if switch.has_second() {
+        let (beside_control, for_control) = ring_pair()?;
+        let ([table, to_read], marks) = (table()?, sealed_memfd("lasthop-marks", MARKS_BYTES)?);
+        let copy = marks.try_clone().map_err(of_system)?;
+        let given = [beside_switch, beside_control, to_read, copy].map(|fd| (SupervisorToSwitch::ControlChannel, fd));
+        if !switch.send_second(given) {
+            return Err(ChannelError::Closed);
+        }
+        control.send(SupervisorToControl::LargerTable { marks: false }, Some(table));
+        control.send(SupervisorToControl::LargerTable { marks: true }, Some(marks));
+        for_control
+    } else {
+        beside_switch
+    };
+    switch.send(SupervisorToSwitch::ControlChannel, Some(for_switch));
+    control.send(SupervisorToControl::DatapathChannel, Some(for_control));
+    Ok(())
+}
+
+/// Memory for the table, as control writes it and as a device may read it: whoever has the second cannot map it to write.
+fn table() -> Result<[OwnedFd; 2], ChannelError> {
+    let table = sealed_memfd("lasthop-larger-table", TABLE_BYTES)?;
+    let to_read = File::open(format!("/proc/self/fd/{}", table.as_fd().as_raw_fd())).map_err(of_system)?;
+    Ok([table, to_read.into()])
+}
+
+fn of_system(e: io::Error) -> ChannelError {
+    rustix::io::Errno::from_io_error(&e).unwrap_or(rustix::io::Errno::IO).into()
+}
