@@ -11,7 +11,7 @@ const MOST_OF_FILE: usize = 600;
 const MOST_OF_FUNCTION: usize = 70;
 
 /// What may be longer, and why. A function is `path: name`.
-const EXCEPTIONS: &[(&str, &str)] = &[("bin/lasthop/src/run/supervisor.rs: new", "a field after the other")];
+const EXCEPTIONS: &[(&str, &str)] = &[("bin/lasthop/src/run/supervisor.rs: assemble", "a field after the other")];
 
 /// Folders whose code is tests, load generators' play or simulation: only their files are measured.
 const NO_PRODUCT: &[&str] = &["tests/", "harness/", "loadgen/", "bench/", "sim/", "fuzz/"];

@@ -62,6 +62,7 @@ use sets::SetChange;
 use settings::PortRequest;
 use statistics::StatsWanted;
 use stuck_uplinks::StuckUplinks;
+pub(crate) use upgrade::Upgrade;
 pub(crate) use uplinks::UplinkCall;
 use uplinks::UplinkRequest;
 

@@ -4,8 +4,8 @@
 #![allow(clippy::too_many_arguments)]
 
 use crate::core::{
-    Answer, Asker, Call, Kept, Load, MacCall, Meant, MirrorCall, SetCall, UplinkCall, WalkCall, busy, not_confirmed,
-    not_known, supervisor_silent, switch_away, switch_silent,
+    Answer, Asker, Call, Kept, Load, MacCall, Meant, MirrorCall, SetCall, Upgrade, UplinkCall, WalkCall, busy,
+    not_confirmed, not_known, supervisor_silent, switch_away, switch_silent,
 };
 use crate::lines::Lines;
 pub(crate) use clients::Clients;
@@ -14,10 +14,11 @@ use futures_util::Stream;
 use lasthop_api::{
     AclChanged, AclPage, AclRule, AclText, AddressSet, ApiError, Batching, BusBytes, Caches, Carried, Connection,
     ConnectionPage, ConntrackFlushed, ConntrackStats, CpuTimes, Denied, DeviceBus, DeviceTable, DeviceWalk, Direction,
-    Drops, EndedFlows, Field, Flow, FlowPage, Group, GroupPage, GuestQueue, Host, LeftOut, LogLevel, LogLevelList,
-    LostOf, Mac, MacFlushed, MacPage, Member, Mirror, MirrorList, NotTaken, OpenVswitch, Port, PortAdopted,
-    PortChanged, PortConnections, PortPage, PortPause, Queue, RatesOf, RefusedMac, Replaced, SetChanged, SetPage,
-    Station, SwitchStats, Totals, TraceOutput, TraceReport, Translation, Upgraded, Uplink, UplinkList, parse_frame,
+    Drops, EndedFlows, Field, Flow, FlowPage, Group, GroupPage, GuestQueue, Host, KeptProcess, LeftOut, LogLevel,
+    LogLevelList, LostOf, Mac, MacFlushed, MacPage, Member, Mirror, MirrorList, NewProcess, NotTaken, OpenVswitch,
+    Port, PortAdopted, PortChanged, PortConnections, PortPage, PortPause, Queue, RatesOf, RefusedMac, Replaced,
+    SetChanged, SetPage, Station, SwitchStats, Totals, TraceOutput, TraceReport, Translation, Upgraded, Uplink,
+    UplinkList, parse_frame,
 };
 use lasthop_management_ipc::{MirrorConfig, Settings, UplinkConfig};
 use lasthop_policy::STATIC_MAC;
@@ -225,7 +226,7 @@ fn pairs(settings: Vec<Field>) -> Settings {
 
 #[zlink::service(
     interface = "org.lasthop.Switch",
-    types = [AclRule, AclPage, AclText, AclChanged, AddressSet, SetPage, SetChanged, CpuTimes, Port, RefusedMac, Queue, Totals, Drops, Flow, Field, Mac, MacFlushed, Group, Member, GroupPage, PortChanged, PortPage, PortPause, Upgraded, PortAdopted, NotTaken, Station, FlowPage, EndedFlows, MacPage, Connection, Direction, ConnectionPage, ConntrackFlushed, ConntrackStats, PortConnections, SwitchStats, Host, DeviceTable, DeviceBus, BusBytes, DeviceWalk, Caches, Denied, LeftOut, Replaced,
+    types = [AclRule, AclPage, AclText, AclChanged, AddressSet, SetPage, SetChanged, CpuTimes, Port, RefusedMac, Queue, Totals, Drops, Flow, Field, Mac, MacFlushed, Group, Member, GroupPage, PortChanged, PortPage, PortPause, NewProcess, KeptProcess, Upgraded, PortAdopted, NotTaken, Station, FlowPage, EndedFlows, MacPage, Connection, Direction, ConnectionPage, ConntrackFlushed, ConntrackStats, PortConnections, SwitchStats, Host, DeviceTable, DeviceBus, BusBytes, DeviceWalk, Caches, Denied, LeftOut, Replaced,
              OpenVswitch, RatesOf, LostOf, TraceOutput, TraceReport, Translation, Batching, Uplink, Carried, GuestQueue, UplinkList, Mirror, MirrorList, LogLevel, LogLevelList],
     vendor = "lasthop",
     product = "lasthop",
@@ -284,10 +285,18 @@ impl Api {
         self.change("port list", |answer| Call::PortRename { name, to, answer }).await
     }
 
-    async fn upgrade(&self, programs: Option<String>, messages: String) -> Result<Upgraded, ApiError> {
+    async fn upgrade(
+        &self,
+        programs: Option<String>,
+        messages: String,
+        processes: String,
+        all: bool,
+        attempt: String,
+    ) -> Result<Upgraded, ApiError> {
         self.may_change()?;
         let late = || not_known("stats");
-        self.ask_within(UPGRADE_PATIENCE, late, |answer| Call::Upgrade { programs, messages, answer }).await
+        let wanted = Upgrade { programs, messages, processes, all, attempt };
+        self.ask_within(UPGRADE_PATIENCE, late, |answer| Call::Upgrade { wanted, answer }).await
     }
 
     async fn port_del(&self, name: String) -> Result<PortChanged, ApiError> {

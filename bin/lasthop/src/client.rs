@@ -23,17 +23,19 @@ pub struct CliError {
     text: String,
     /// Exit status: 1, what was asked for could not be done; 2, the command line makes no sense, whatever is running.
     pub status: u8,
+    /// The connection broke off: it is not known whether it was done.
+    pub broke_off: bool,
 }
 
 impl CliError {
     /// It could not be done.
     pub fn new(text: impl Into<String>) -> Self {
-        Self { text: text.into(), status: 1 }
+        Self { text: text.into(), status: 1, broke_off: false }
     }
 
     /// The command line makes no sense.
     pub fn usage(text: impl Into<String>) -> Self {
-        Self { text: text.into(), status: 2 }
+        Self { text: text.into(), status: 2, broke_off: false }
     }
 }
 
@@ -108,7 +110,8 @@ impl Instance {
                 "the lasthop running at {run_dir} does not know this request ({e}); use the command of its version"
             ))),
             Ok(Err(e)) => {
-                Err(CliError::new(format!("the lasthop running at {run_dir} broke off ({e}); try again in a second")))
+                let text = format!("the lasthop running at {run_dir} broke off ({e}); try again in a second");
+                Err(CliError { broke_off: true, ..CliError::new(text) })
             }
             Err(_) => Err(CliError::new(format!(
                 "the lasthop running at {run_dir} does not answer; look at the log of `lasthop run`"

@@ -57,7 +57,7 @@ enum Command {
         lasthop run --port vm1=/run/lasthop/vm1.sock --uplink net=eth1 --uplink standby=eth2\n  \
          lasthop run --cpus 2-3 --helpers 3 --no-bpf --port vm1=/run/lasthop/vm1.sock"
     )]
-    Run(run::RunArgs),
+    Run(Box<run::RunArgs>),
     /// Add, remove and show ports
     #[command(subcommand)]
     Port(PortCommand),
@@ -161,10 +161,13 @@ enum Command {
     /// MAC and IP addresses are replaced, the same by the same word, unless --with-addresses says otherwise.
     #[command(after_help = "Examples:\n  lasthop report\n  lasthop report /tmp/lasthop.tar.gz --with-addresses")]
     Report(report::ReportArgs),
-    /// Have a newly installed switch take over from the one that runs; VMs stay connected
+    /// Have newly installed programs take the place of those that run; VMs stay connected
     ///
-    /// Prints for how long each port's packets did not move. If the new switch does not start, or anything else fails, the one before goes on.
-    #[command(after_help = "Examples:\n  lasthop upgrade\n  lasthop upgrade --programs /opt/lasthop-new")]
+    /// One process after the other, those whose program has changed. Prints how long each took, and for how long each port's packets did not move. If a
+    /// new one does not come, the one before goes on, and nothing further is replaced.
+    #[command(
+        after_help = "Examples:\n  lasthop upgrade\n  lasthop upgrade --programs /opt/lasthop-new\n  lasthop upgrade --only switch,control --all"
+    )]
     Upgrade(upgrade::UpgradeArgs),
     /// What the programs of this build say to each other: for `lasthop upgrade`
     #[command(hide = true)]
@@ -352,7 +355,7 @@ fn main() -> ExitCode {
         return usage(&Cli::command().error(ErrorKind::MissingRequiredArgument, wrong));
     }
     let result = match cli.command {
-        Command::Run(args) => return run::run(args),
+        Command::Run(args) => return run::run(*args),
         Command::Port(PortCommand::Add { name, path, client, owner, device, settings, shared }) => {
             settings.of_new_port().and_then(|settings| match &device.device {
                 Some(interface) => uplink::port_add_device(&name, interface, &device, &settings, &shared),

@@ -1,12 +1,48 @@
 //! `lasthop upgrade`, and `lasthop messages`, by which it learns what other programs say to each other.
+//!
+//! One kind of process is replaced after the other, each by a request of its own. Control, which answers, is among them, and so the connection is lost in the
+//! middle: what was asked is asked once more of the next one, with the same mark, by which the supervisor knows that it is not to be done twice.
 
 use crate::client::CliError;
 use crate::table::{Align, Table};
 use crate::{SharedArgs, run};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use lasthop_api::{SwitchProxy, Upgraded};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// So long it is asked again when the connection breaks off.
+const PATIENCE: Duration = Duration::from_secs(15);
+/// And so often.
+const AGAIN: Duration = Duration::from_millis(10);
+
+/// Processes that can be replaced, in the order in which they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+enum Processes {
+    /// The switch; guests' packets pause for some milliseconds
+    Switch,
+    /// Session processes of ports that nobody is connected to; of others when their front-ends have gone
+    Sessions,
+    /// Uplinks' processes; the network is away for some milliseconds
+    Uplinks,
+    /// Control; first packets of flows wait until it is back
+    Control,
+    /// `lasthop run` itself, which becomes the new program; nobody notices
+    Run,
+}
+
+impl Processes {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Switch => "switch",
+            Self::Sessions => "sessions",
+            Self::Uplinks => "uplinks",
+            Self::Control => "control",
+            Self::Run => "run",
+        }
+    }
+}
 
 /// Arguments of `lasthop upgrade`.
 #[derive(Debug, Args)]
@@ -14,11 +50,17 @@ pub struct UpgradeArgs {
     /// Where the new programs are, if not in the place of those that run
     #[arg(long, value_name = "DIR")]
     programs: Option<PathBuf>,
+    /// Replace these processes only
+    #[arg(long, value_name = "PROCESSES", value_delimiter = ',')]
+    only: Vec<Processes>,
+    /// Replace those whose program has not changed, too
+    #[arg(long)]
+    all: bool,
     #[command(flatten)]
     shared: SharedArgs,
 }
 
-/// Has the new switch take over.
+/// Has new programs take the place of those that run.
 pub fn upgrade(args: &UpgradeArgs) -> Result<String, CliError> {
     let (programs, messages) = match &args.programs {
         None => (None, run::MESSAGES.to_owned()),
@@ -31,9 +73,42 @@ pub fn upgrade(args: &UpgradeArgs) -> Result<String, CliError> {
             (Some(text.to_owned()), messages_of(&dir.join("lasthop"))?)
         }
     };
-    let mut instance = args.shared.instance()?;
-    let done = instance.ask(async |c| c.upgrade(programs.as_deref(), &messages).await)?;
+    let mut done = Upgraded::default();
+    for processes in Processes::value_variants() {
+        if !args.only.is_empty() && !args.only.contains(processes) {
+            continue;
+        }
+        match ask(args, *processes, programs.as_deref(), &messages) {
+            Ok(Upgraded { processes, kept, ports }) => {
+                done.processes.extend(processes);
+                done.kept.extend(kept);
+                done.ports.extend(ports);
+            }
+            Err(e) if done.processes.is_empty() => return Err(e),
+            Err(e) => {
+                // What has been done is said as well.
+                let before: Vec<_> = done.processes.iter().map(|process| process.process.as_str()).collect();
+                return Err(CliError::new(format!("{e}; replaced before: {}", before.join(", "))));
+            }
+        }
+    }
     args.shared.show(&done, shown)
+}
+
+/// Asks for one kind of process, and again of the next control when the one that was asked has gone.
+fn ask(args: &UpgradeArgs, processes: Processes, programs: Option<&str>, messages: &str) -> Result<Upgraded, CliError> {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+    let (name, attempt) = (processes.name(), format!("{}-{now}", std::process::id()));
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let answer = args.shared.instance().and_then(|mut instance| {
+            instance.ask(async |c| c.upgrade(programs, messages, name, args.all, &attempt).await)
+        });
+        match answer {
+            Err(e) if e.broke_off && Instant::now() < until => std::thread::sleep(AGAIN),
+            answer => return answer,
+        }
+    }
 }
 
 /// What the programs that this one belongs to say to each other.
@@ -51,13 +126,24 @@ fn messages_of(program: &Path) -> Result<String, CliError> {
 }
 
 fn shown(done: &Upgraded) -> String {
-    let mut text =
-        format!("the new switch (pid {}) has taken over; no front-end had to connect again\n", done.switch_pid);
-    let longest = done.ports.iter().filter_map(|port| port.pause_us).max();
-    let Some(longest) = longest else { return text };
     let ms = |us: u64| format!("{:.3}", us as f64 / 1000.0);
-    let mut table = Table::new(&[("PORT", Align::Left), ("PAUSE MS", Align::Right)]);
-    done.ports.iter().for_each(|port| table.row(vec![port.port.clone(), port.pause_us.map_or("-".into(), ms)]));
-    text += &table.render();
-    text + &format!("longest pause: {} ms\n", ms(longest))
+    let mut text = String::new();
+    if done.processes.is_empty() {
+        text += "nothing was replaced: every process that can be replaced runs the program that is there; --all replaces them all the same\n";
+    } else {
+        let mut table = Table::new(&[("PROCESS", Align::Left), ("PID", Align::Right), ("TOOK MS", Align::Right)]);
+        done.processes.iter().for_each(|p| table.row(vec![p.process.clone(), p.pid.to_string(), ms(p.took_us)]));
+        text += &table.render();
+    }
+    let longest = done.ports.iter().filter_map(|port| port.pause_us).max();
+    if let Some(longest) = longest {
+        let mut table = Table::new(&[("PORT", Align::Left), ("PAUSE MS", Align::Right)]);
+        done.ports.iter().for_each(|port| table.row(vec![port.port.clone(), port.pause_us.map_or("-".into(), ms)]));
+        text += &table.render();
+        text += &format!("longest pause: {} ms\n", ms(longest));
+    }
+    for kept in &done.kept {
+        text += &format!("{} goes on with the program before: {}\n", kept.process, kept.why);
+    }
+    text
 }

@@ -39,7 +39,8 @@ fn release_with(dir: &Path, switch: &str) {
 }
 
 fn upgrade(lasthop: &Lasthop, release: &Path) -> Output {
-    lasthop.try_command(&["upgrade", "--programs", release.to_str().unwrap(), "--json"])
+    let words = ["upgrade", "--only", "switch", "--all", "--json", "--programs", release.to_str().unwrap()];
+    lasthop.try_command(&words)
 }
 
 /// Upgrades, and what it says.
@@ -48,9 +49,10 @@ fn upgraded(lasthop: &Lasthop, release: &Path) -> Value {
     let (stdout, stderr) = (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
     assert!(out.status.success(), "{stderr}\n{}", lasthop.log());
     let said: Value = serde_json::from_str(&stdout).unwrap();
-    assert_ne!(said["switch_pid"], before, "it is the same process");
+    let pid = &said["processes"][0]["pid"];
+    assert_ne!(*pid, before, "it is the same process");
     wait_for("the switch before to be gone", PATIENCE, || !proc::alive(before));
-    assert_eq!(said["switch_pid"], lasthop.switch());
+    assert_eq!(*pid, lasthop.switch());
     said
 }
 

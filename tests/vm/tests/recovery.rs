@@ -58,7 +58,7 @@ fn switch_upgraded_under_load_loses_nothing() {
     let numbers = checks::numbered(&a, &b, 4000, 1000, || {
         for _ in 0..upgrades {
             std::thread::sleep(Duration::from_millis(800));
-            let said = lasthop.json(&["upgrade", "--programs", release.to_str().unwrap()]);
+            let said = lasthop.json(&["upgrade", "--only", "switch", "--all", "--programs", release.to_str().unwrap()]);
             assert_eq!(said["ports"].as_array().map(Vec::len), Some(2), "{said}");
         }
     });

@@ -8,7 +8,8 @@ use super::questions::{FLOWS, Question};
 use super::sets::SetCall;
 use super::uplinks::UplinkCall;
 use super::{
-    Answer, Asker, Command, Core, Counting, Kept, Load, PortRequest, busy, give, no_such_port, refuse, switch_away,
+    Answer, Asker, Command, Core, Counting, Kept, Load, PortRequest, Upgrade, busy, give, no_such_port, refuse,
+    switch_away,
 };
 use crate::lines::Lines;
 use crate::server::MAX_LONG_LISTS;
@@ -60,8 +61,7 @@ pub(crate) enum Call {
         answer: Answer<PortChanged>,
     },
     Upgrade {
-        programs: Option<String>,
-        messages: String,
+        wanted: Upgrade,
         answer: Answer<Upgraded>,
     },
     PortAdopt {
@@ -147,7 +147,7 @@ impl Core {
             Call::PortSet { name, settings, answer } => {
                 self.request((answer, true, None), |request| ControlToSupervisor::PortSet { request, name, settings });
             }
-            Call::Upgrade { programs, messages, answer } => self.upgrade(programs, messages, answer),
+            Call::Upgrade { wanted, answer } => self.upgrade(wanted, answer),
             Call::PortRename { name, to, answer } => self.rename(name, to, answer),
             Call::PortDel { name, answer } => {
                 let forgets = Some(self.settings_of(&name));

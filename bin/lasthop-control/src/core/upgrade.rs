@@ -1,20 +1,50 @@
-//! `lasthop upgrade`: the supervisor has another switch take over, and says what came of it.
+//! `lasthop upgrade`: the supervisor has newly installed programs take the place of those that run, and says what came of it.
 
 use super::{Answer, Core, MAX_QUESTIONS, busy, give, refuse};
 use crate::core::Command;
-use lasthop_api::{ApiError, PortPause, Upgraded};
-use lasthop_management_ipc as ipc;
+use lasthop_api::{ApiError, KeptProcess, NewProcess, PortPause, Upgraded};
+use lasthop_management_ipc::{self as ipc, ControlToSupervisor, Processes};
+
+/// What is asked for.
+#[derive(Debug)]
+pub(crate) struct Upgrade {
+    pub(crate) programs: Option<String>,
+    pub(crate) messages: String,
+    pub(crate) processes: String,
+    pub(crate) all: bool,
+    pub(crate) attempt: String,
+}
+
+/// By their name in the API.
+fn processes(name: &str) -> Result<Processes, ApiError> {
+    match name {
+        "switch" => Ok(Processes::Switch),
+        "sessions" => Ok(Processes::Sessions),
+        "uplinks" => Ok(Processes::Uplinks),
+        "control" => Ok(Processes::Control),
+        "run" => Ok(Processes::Run),
+        _ => Err(ApiError::UpgradeRefused {
+            message: format!("there are no processes {name:?}; name switch, sessions, uplinks, control or run"),
+        }),
+    }
+}
 
 impl Core {
-    pub(super) fn upgrade(&mut self, programs: Option<String>, messages: String, answer: Answer<Upgraded>) {
+    pub(super) fn upgrade(&mut self, wanted: Upgrade, answer: Answer<Upgraded>) {
         self.upgrades.retain(|_, answer| !answer.is_closed());
         if self.upgrades.len() >= MAX_QUESTIONS {
             return refuse(answer, busy());
         }
+        let Upgrade { programs, messages, processes: name, all, attempt } = wanted;
+        let processes = match processes(&name) {
+            Ok(processes) => processes,
+            Err(e) => return refuse(answer, e),
+        };
         self.next_number += 1;
         let request = self.next_number;
         self.upgrades.insert(request, answer);
-        self.commands.push(Command::Supervisor(ipc::ControlToSupervisor::Upgrade { request, programs, messages }));
+        let asked = ControlToSupervisor::Upgrade { request, programs, messages, processes, all, attempt };
+        self.commands.push(Command::Supervisor(asked));
     }
 
     /// The supervisor has done it, or not.
@@ -22,13 +52,18 @@ impl Core {
         let Some(answer) = self.upgrades.remove(&request) else { return };
         match result {
             Err(message) => refuse(answer, ApiError::UpgradeRefused { message }),
-            Ok(ipc::Upgraded { switch, pauses }) => {
+            Ok(ipc::Upgraded { processes, kept, pauses }) => {
+                let microseconds = |nanoseconds: u64| nanoseconds.div_ceil(1000);
                 let port = |(id, pause): (_, Option<u64>)| PortPause {
                     port: self.name(id),
-                    pause_us: pause.map(|nanoseconds| nanoseconds.div_ceil(1000)),
+                    pause_us: pause.map(microseconds),
                 };
+                let process =
+                    |ipc::NewProcess { process, pid, took }| NewProcess { process, pid, took_us: microseconds(took) };
                 let ports = pauses.into_iter().map(port).collect();
-                give(answer, Upgraded { switch_pid: switch, ports });
+                let processes = processes.into_iter().map(process).collect();
+                let kept = kept.into_iter().map(|(process, why)| KeptProcess { process, why }).collect();
+                give(answer, Upgraded { processes, kept, ports });
             }
         }
     }

@@ -8,8 +8,8 @@ use lasthop_ipc::{
     ToControl, UpcallPacket, ring_pair,
 };
 use lasthop_management_ipc::{
-    ControlToSupervisor, CpuTimes, DeviceState, HostFacts, LISTS_PART, LinkState, MirrorConfig, PortConfig, Replaced,
-    SupervisorToControl, Upgraded, UplinkConfig, UplinkInfo,
+    ControlToSupervisor, CpuTimes, DeviceState, HostFacts, LISTS_PART, LinkState, MirrorConfig, NewProcess, PortConfig,
+    Replaced, SupervisorToControl, Upgraded, UplinkConfig, UplinkInfo,
 };
 use lasthop_policy::PortSettings;
 use lasthop_text::MacAddr;
@@ -319,7 +319,10 @@ impl Fake {
             }
             // Only a release called `good` takes over, and it has one port.
             ControlToSupervisor::Upgrade { request, programs, .. } => {
-                let done = Upgraded { switch: 77, pauses: vec![(PortId(1), Some(1_000_001)), (PortId(2), None)] };
+                let process = NewProcess { process: "switch".into(), pid: 77, took: 2_000_001 };
+                let kept = vec![("session vm2".into(), "a front-end is connected".into())];
+                let pauses = vec![(PortId(1), Some(1_000_001)), (PortId(2), None)];
+                let done = Upgraded { processes: vec![process], kept, pauses };
                 let good = programs.as_deref() == Some("good");
                 let result = if good { Ok(done) } else { Err("it does not start; the switch before goes on".into()) };
                 self.supervisor.send(&SupervisorToControl::UpgradeReply { request, result }, None).unwrap();

@@ -110,11 +110,22 @@ fn what_came_of_an_upgrade_is_said() {
     let (_control, mut fake) = Control::start();
     fake.add_ports(&["vm1", "vm2"]);
     fake.attach();
-    let done = client(&mut fake, async |api| api.upgrade(Some("good"), "0").await.unwrap()).unwrap();
-    assert_eq!(done.switch_pid, 77);
+    async fn upgrade(
+        api: &mut Connection,
+        programs: Option<&str>,
+        processes: &str,
+    ) -> Result<lasthop_api::Upgraded, ApiError> {
+        api.upgrade(programs, "0", processes, false, "1").await.unwrap()
+    }
+    let done = client(&mut fake, async |api| upgrade(api, Some("good"), "switch").await).unwrap();
+    let process = &done.processes[0];
+    assert_eq!((process.process.as_str(), process.pid, process.took_us), ("switch", 77, 2001));
+    assert_eq!((done.kept[0].process.as_str(), done.kept[0].why.as_str()), ("session vm2", "a front-end is connected"));
     let ports: Vec<_> = done.ports.iter().map(|port| (port.port.as_str(), port.pause_us)).collect();
     assert_eq!(ports, [("vm1", Some(1001)), ("vm2", None)], "no less than it was");
-    let refused = client(&mut fake, async |api| api.upgrade(None, "0").await.unwrap()).unwrap_err();
+    let refused = client(&mut fake, async |api| upgrade(api, None, "switch").await).unwrap_err();
     let ApiError::UpgradeRefused { message } = refused else { panic!("{refused:?}") };
     assert_eq!(message, "it does not start; the switch before goes on");
+    let unknown = client(&mut fake, async |api| upgrade(api, None, "helpers").await).unwrap_err();
+    assert!(unknown.to_string().contains("no processes \"helpers\""), "{unknown}");
 }

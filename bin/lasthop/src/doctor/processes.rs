@@ -47,7 +47,7 @@ fn outdated(facts: &Facts<'_>) -> Option<Finding> {
             "programs run whose files are not there any more: one that ends is replaced by what is there now, or by nothing",
         )
         .seen(format!("their files were removed or replaced since they were started: {}", outdated.join(", ")))
-        .remedy("see that all programs of one version are installed, then restart lasthop: `systemctl restart lasthop`, or end `lasthop run` and start it again; VMs reconnect")
+        .remedy("see that all programs of one version are installed; then `lasthop upgrade` replaces them while VMs run, and where it refuses, restart lasthop (`systemctl restart lasthop`, or end `lasthop run` and start it again): VMs reconnect")
     })
 }
 

@@ -98,6 +98,15 @@ pub struct RunArgs {
     /// Directory of lasthop-switch, lasthop-control, lasthop-session and lasthop-uplink
     #[arg(long, value_name = "DIR", hide = true)]
     pub libexec: Option<PathBuf>,
+    /// This process has been a lasthop before, whose state this descriptor has
+    #[arg(long, value_name = "FD", hide = true)]
+    pub take_over: Option<i32>,
+    /// The program that should have taken over has not, for this reason
+    #[arg(long, value_name = "WHY", hide = true)]
+    pub take_over_refused: Option<String>,
+    /// Say whether this program could take over from the one whose state is the standard input
+    #[arg(long, hide = true)]
+    pub take_over_check: bool,
     /// This is a device of another lasthop, with room for so many rules
     #[arg(long, value_name = "N", hide = true)]
     pub device_rules: Option<usize>,

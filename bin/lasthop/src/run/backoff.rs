@@ -1,9 +1,10 @@
 //! How long to wait before the next attempt.
 
+use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
 /// Waits of 0, `first`, twice that and so on up to `most`.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Backoff {
     first: Duration,
     most: Duration,

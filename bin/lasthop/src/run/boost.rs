@@ -3,6 +3,7 @@
 //! do itself. The former it puts back; the latter we do, when nobody waits any more.
 
 use super::cgroup_accounting::CgroupAccounting;
+use super::handover::{Fd, Giver, Taker};
 use super::port_threads::{PortThreads, Thread};
 use lasthop_sys::{current_thread, set_idle};
 use rustix::io::{Errno, read};
@@ -28,6 +29,16 @@ impl Boost {
         may.join().unwrap_or(Err(Errno::PERM))?;
         let (asked, ask) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
         Ok(Self { asked, ask })
+    }
+
+    /// What another program of this process goes on with.
+    pub fn hand_over(&self, giver: &mut Giver) -> [Fd; 2] {
+        [giver.fd(&self.asked), giver.fd(&self.ask)]
+    }
+
+    /// Goes on with it.
+    pub fn resumed([asked, ask]: [Fd; 2], taker: &Taker) -> Result<Self, String> {
+        Ok(Self { asked: taker.fd(asked)?, ask: taker.fd(ask)? })
     }
 
     /// The switch's end.

@@ -2,12 +2,14 @@
 //! gone, and is started again; it waits by itself until both are there. It is no part of what `ready` says.
 
 use super::backoff::Backoff;
+use super::handover::{self, Fd, Giver, Moment, Taker};
 use lasthop_log::{FORMAT_VARIABLE, Format};
-use lasthop_sys::{CpuList, Epoll, PidFd, Trigger, bind_when_started, die_with_parent, outlive_terminal};
+use lasthop_sys::{CpuList, Epoll, PidFd, Process, Trigger, bind_when_started, die_with_parent, outlive_terminal};
+use serde::{Deserialize, Serialize};
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
@@ -15,6 +17,17 @@ use tracing::{info, warn};
 pub const FAR_PORT: &str = "host";
 /// A cable that carried this long did not end of its start.
 const GOOD_LIFE: Duration = Duration::from_secs(1);
+
+/// One that was killed has ended by then, or is left behind.
+const ENDING_LIMIT: Duration = Duration::from_secs(1);
+
+/// What another program of this process goes on with.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct CableState {
+    running: Option<(u32, Fd, Moment)>,
+    start_at: Moment,
+    backoff: Backoff,
+}
 
 /// One cable.
 #[derive(Debug)]
@@ -25,7 +38,7 @@ pub struct Cable {
     /// Sockets of the host's port and of the device's.
     sockets: [PathBuf; 2],
     cpus: Option<CpuList>,
-    running: Option<(Child, PidFd, Instant)>,
+    running: Option<(Process, PidFd, Instant)>,
     start_at: Instant,
     backoff: Backoff,
 }
@@ -36,6 +49,27 @@ impl Cable {
         let backoff = Backoff::new(Duration::from_millis(10), Duration::from_secs(1));
         let (name, start_at) = (format!("cable of device {device}"), Instant::now());
         Self { name, program, sockets, cpus, running: None, start_at, backoff }
+    }
+
+    /// What another program of this process goes on with.
+    pub fn hand_over(&self, giver: &mut Giver) -> CableState {
+        let running = self.running.as_ref();
+        CableState {
+            running: running.map(|(process, pidfd, at)| (process.id(), giver.fd(pidfd), giver.moment(*at))),
+            start_at: giver.moment(self.start_at),
+            backoff: self.backoff.clone(),
+        }
+    }
+
+    /// This one, which does not run, is the one that was handed over.
+    pub fn resume(&mut self, state: CableState, epoll: &Epoll, token: u64, taker: &Taker) -> Result<(), String> {
+        (self.start_at, self.backoff) = (taker.at(state.start_at), state.backoff);
+        if let Some((pid, pidfd, started)) = state.running {
+            let (process, pidfd) = (Process::kept(pid), PidFd::kept(taker.fd(pidfd)?));
+            epoll.add(&pidfd, token, Trigger::Level).map_err(|e| e.to_string())?;
+            self.running = Some((process.map_err(|e| e.to_string())?, pidfd, taker.at(started)));
+        }
+        Ok(())
     }
 
     /// Starts it if it is due. Its end is reported by the token. What cannot be started is tried again.
@@ -55,7 +89,7 @@ impl Cable {
         }
     }
 
-    fn spawn(&self, epoll: &Epoll, token: u64) -> io::Result<(Child, PidFd, Instant)> {
+    fn spawn(&self, epoll: &Epoll, token: u64) -> io::Result<(Process, PidFd, Instant)> {
         let mut command = Command::new(&self.program);
         command
             .args(&self.sockets)
@@ -72,10 +106,10 @@ impl Cable {
         let mut process = command.spawn()?;
         let watched = PidFd::of(&process).and_then(|pidfd| {
             epoll.add(&pidfd, token, Trigger::Level)?;
-            Ok(pidfd)
+            Ok((Process::of(&process)?, pidfd))
         });
         match watched {
-            Ok(pidfd) => Ok((process, pidfd, Instant::now())),
+            Ok((process, pidfd)) => Ok((process, pidfd, Instant::now())),
             Err(e) => {
                 let _ = process.kill().and_then(|()| process.wait());
                 Err(e.into())
@@ -109,8 +143,10 @@ impl Cable {
 impl Drop for Cable {
     /// It has nothing to put in order.
     fn drop(&mut self) {
-        if let Some((process, ..)) = &mut self.running {
-            let _ = process.kill().and_then(|()| process.wait());
+        if let Some((process, pidfd, _)) = self.running.as_mut().filter(|_| !handover::is_under_way()) {
+            let _ = pidfd.kill();
+            pidfd.has_ended_within(ENDING_LIMIT);
+            let _ = process.try_wait();
         }
     }
 }

@@ -25,6 +25,9 @@ pub struct CgroupAccounting {
     said: BTreeSet<u32>,
 }
 
+/// What another program of this process goes on with: processes of VMs by ports, and ports of which something has been said.
+pub type CgroupState = (Vec<(u32, u32)>, Vec<u32>);
+
 #[derive(Debug)]
 struct Lifted {
     thread: Thread,
@@ -51,6 +54,17 @@ impl CgroupAccounting {
             warn!("--vm-cgroup: no control groups for processor time are mounted; ports' threads stay where they are");
         }
         Self { hierarchies, ..Self::default() }
+    }
+
+    /// What another program of this process goes on with. Threads that work on our account go back first.
+    pub fn hand_over(&mut self) -> CgroupState {
+        self.lifted.keys().copied().collect::<Vec<_>>().into_iter().for_each(|port| self.settle(port));
+        (self.vms.iter().map(|(port, pid)| (*port, *pid)).collect(), self.said.iter().copied().collect())
+    }
+
+    /// Goes on with it.
+    pub fn resumed((vms, said): CgroupState) -> Self {
+        Self { vms: vms.into_iter().collect(), said: said.into_iter().collect(), ..Self::new() }
     }
 
     /// The process at the other end of the port's connection, if it is known; `None`: it is gone. `thread` is the port's, if

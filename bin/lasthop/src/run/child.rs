@@ -1,14 +1,18 @@
 //! One child process: its start, the channel to it, and when to start it again.
 
+mod handed;
+mod program;
 mod second;
 
 use super::backoff::Backoff;
+use super::handover;
 use super::watchdog::{self, Hung, Watchdog};
 use command_fds::{CommandFdExt, FdMapping};
+pub use handed::ChildState;
 use lasthop_ipc::{Channel, ChannelError};
 use lasthop_log::{DEVICE_VARIABLE, FORMAT_VARIABLE, Format};
 use lasthop_sys::{
-    CpuList, Epoll, PidFd, Pulse, Trigger, bind_when_started, die_with_parent, outlive_terminal,
+    CpuList, Epoll, PidFd, Process, Pulse, Trigger, bind_when_started, die_with_parent, outlive_terminal,
     take_short_turns_when_started,
 };
 use rustix::process::Signal;
@@ -50,6 +54,8 @@ const ENVIRONMENT: [&str; 3] = ["RUST_LOG", "RUST_BACKTRACE", DEVICE_VARIABLE];
 pub struct Child<S, R> {
     name: String,
     path: PathBuf,
+    /// The file that is started instead: the one at `path` did not do.
+    held: Option<OwnedFd>,
     arguments: Vec<String>,
     cpus: Option<CpuList>,
     /// Its turns on a core, and its timers, are as short as the kernel lets them be.
@@ -74,7 +80,9 @@ pub struct Child<S, R> {
 
 #[derive(Debug)]
 struct Running<S, R> {
-    process: std::process::Child,
+    process: Process,
+    /// Its program's file.
+    program: Option<OwnedFd>,
     pidfd: PidFd,
     channel: Channel<S, R>,
     second: Option<Channel<S, R>>,
@@ -96,6 +104,8 @@ struct Running<S, R> {
     closed: bool,
     /// Why it is being killed, if it is by us.
     fault: Option<String>,
+    /// It ends because another is to take its place.
+    planned: bool,
 }
 
 /// Closes what the kernel takes its time to close, which nobody should wait for.
@@ -119,6 +129,8 @@ pub struct Ended {
     pub was_killed: bool,
     /// With status 0, as one does that was asked to.
     pub well: bool,
+    /// So that another takes its place: nothing was wrong with it.
+    pub planned: bool,
     /// How long it waits before it is started again.
     pub wait: Duration,
 }
@@ -142,6 +154,7 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
         Self {
             name,
             path,
+            held: None,
             arguments,
             cpus,
             short_turns: false,
@@ -245,8 +258,9 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
     /// standard input is empty, and what it prints goes to our standard error.
     pub fn start(&mut self, epoll: &Epoll, mut others: Vec<OwnedFd>) -> io::Result<()> {
         let (ours, theirs) = Channel::<S, R>::pair().map_err(io::Error::other)?;
-        let mut command = Command::new(&self.path);
-        command.args(&self.arguments);
+        let (file, program) = self.program_file();
+        let mut command = Command::new(file);
+        command.arg0(&self.path).args(&self.arguments);
         let pulse = self.limit.map(|_| Pulse::new()).transpose()?;
         if let Some(pulse) = &pulse {
             command.args(["--pulse-fd".into(), (OTHER_FD + others.len() as i32).to_string()]);
@@ -274,10 +288,10 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
             epoll.add(&pidfd, self.pid_token, Trigger::Level)?;
             epoll.add(&ours, self.channel_token, Trigger::Level)?;
             second.iter().try_for_each(|second| epoll.add(second, self.channel_token, Trigger::Level))?;
-            Ok(pidfd)
+            Ok((Process::of(&process)?, pidfd))
         });
-        let pidfd = match watched {
-            Ok(pidfd) => pidfd,
+        let (process, pidfd) = match watched {
+            Ok(watched) => watched,
             Err(e) => {
                 let _ = process.kill().and_then(|()| process.wait());
                 return Err(e.into());
@@ -294,6 +308,7 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
             .map(|(pulse, (limit, longest_round))| Watchdog::new(pulse, process.id(), limit, longest_round, started));
         self.running = Some(Running {
             process,
+            program,
             pidfd,
             channel,
             second,
@@ -307,6 +322,7 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
             killed: Cell::default(),
             closed: false,
             fault: None,
+            planned: false,
         });
         Ok(())
     }
@@ -477,7 +493,7 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
         let what = format!("{} (pid {}) ended: {status}", self.name, running.process.id());
         let was_killed = running.ready && signal == Some(Signal::KILL.as_raw());
         let why = running.fault.clone().unwrap_or_else(|| format!("ended: {status}"));
-        Ended { what, why, failed_starts: self.failed_starts, was_killed, well, wait }
+        Ended { what, why, failed_starts: self.failed_starts, was_killed, well, planned: running.planned, wait }
     }
 
     /// When it has to be started, or looked at, or killed because it hangs.
@@ -563,7 +579,7 @@ impl<S, R> Running<S, R> {
 impl<S, R> Drop for Child<S, R> {
     /// No child and no zombie is left, whatever ended the supervisor, but for one that cannot end.
     fn drop(&mut self) {
-        if let Some(running) = &mut self.running {
+        if let Some(running) = self.running.as_mut().filter(|_| !handover::is_under_way()) {
             let _ = running.pidfd.kill();
             if !running.pidfd.has_ended_within(ENDING_LIMIT) {
                 warn!("{} (pid {}) was killed and does not end; it is left behind", self.name, running.process.id());

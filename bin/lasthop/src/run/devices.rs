@@ -7,21 +7,24 @@
 use super::RunError::{self, Failed, Usage};
 use super::args::{DeviceArg, PortArg, RunArgs};
 use super::backoff::Backoff;
-use super::cable::{Cable, FAR_PORT};
+use super::cable::{Cable, CableState, FAR_PORT};
+use super::handover::{self, Fd, Giver, Moment, Taker};
 use super::setup::{check_cpus, find_program};
 use super::supervisor::Supervisor;
 use lasthop_log::{DEVICE_VARIABLE, FORMAT_VARIABLE, Format};
 use lasthop_management_ipc::PortConfig;
-use lasthop_sys::{CpuList, Epoll, PidFd, Trigger, die_with_parent, outlive_terminal};
+use lasthop_sys::{CpuList, Epoll, PidFd, Process, Trigger, die_with_parent, outlive_terminal};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::process::{Pid, Signal, kill_process};
+use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
-use std::fs::DirBuilder;
+use std::fs::{DirBuilder, File};
 use std::io::{self, Read};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use tracing::{error, info, warn};
 
@@ -54,10 +57,21 @@ pub struct Device {
 
 #[derive(Debug)]
 struct Running {
-    process: Child,
+    process: Process,
     pidfd: PidFd,
-    stdout: ChildStdout,
+    stdout: File,
     ready: bool,
+}
+
+/// What another program of this process goes on with.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct DeviceState {
+    name: String,
+    running: Option<(u32, [Fd; 2], bool)>,
+    start_at: Moment,
+    backoff: Backoff,
+    failed_starts: u32,
+    cable: Option<CableState>,
 }
 
 /// The devices that the command line asks for, with their ports.
@@ -170,10 +184,10 @@ impl Device {
             let pidfd = PidFd::of(&process)?;
             epoll.add(&stdout, token, Trigger::Level)?;
             epoll.add(&pidfd, token + 1, Trigger::Level)?;
-            Ok((stdout, pidfd))
+            Ok((Process::of(&process)?, pidfd, File::from(OwnedFd::from(stdout))))
         });
         match watched {
-            Ok((stdout, pidfd)) => {
+            Ok((process, pidfd, stdout)) => {
                 info!("device {} started (pid {})", self.name, process.id());
                 self.running = Some(Running { process, pidfd, stdout, ready: false });
                 Ok(())
@@ -183,6 +197,33 @@ impl Device {
                 Err(e)
             }
         }
+    }
+
+    fn hand_over(&self, giver: &mut Giver) -> DeviceState {
+        let running = self.running.as_ref();
+        DeviceState {
+            name: self.name.clone(),
+            running: running.map(|r| (r.process.id(), [giver.fd(&r.pidfd), giver.fd(&r.stdout)], r.ready)),
+            start_at: giver.moment(self.start_at),
+            backoff: self.backoff.clone(),
+            failed_starts: self.failed_starts,
+            cable: self.cable.as_ref().map(|cable| cable.hand_over(giver)),
+        }
+    }
+
+    fn resume(&mut self, state: DeviceState, epoll: &Epoll, token: u64, taker: &Taker) -> Result<(), String> {
+        (self.start_at, self.backoff) = (taker.at(state.start_at), state.backoff);
+        self.failed_starts = state.failed_starts;
+        if let (Some(cable), Some(state)) = (&mut self.cable, state.cable) {
+            cable.resume(state, epoll, token + 2, taker)?;
+        }
+        let Some((pid, [pidfd, stdout], ready)) = state.running else { return Ok(()) };
+        let (pidfd, stdout) = (PidFd::kept(taker.fd(pidfd)?), File::from(taker.fd(stdout)?));
+        let watched =
+            epoll.add(&stdout, token, Trigger::Level).and_then(|()| epoll.add(&pidfd, token + 1, Trigger::Level));
+        let process = watched.and_then(|()| Process::kept(pid)).map_err(|e| format!("device {}: {e}", self.name))?;
+        self.running = Some(Running { process, pidfd, stdout, ready });
+        Ok(())
     }
 
     /// What it has printed: `ready`, once.
@@ -225,7 +266,7 @@ impl Device {
 impl Drop for Device {
     /// None is left behind: it was asked to end, and is made to. Its processes end with it.
     fn drop(&mut self) {
-        if let Some(running) = &mut self.running {
+        if let Some(running) = self.running.as_mut().filter(|_| !handover::is_under_way()) {
             if !running.pidfd.has_ended_within(ENDING_LIMIT) {
                 let _ = running.pidfd.kill();
                 running.pidfd.has_ended_within(ENDING_LIMIT);
@@ -236,6 +277,21 @@ impl Drop for Device {
 }
 
 impl Supervisor {
+    pub(super) fn hand_over_devices(&self, giver: &mut Giver) -> Vec<DeviceState> {
+        self.devices.iter().map(|device| device.hand_over(giver)).collect()
+    }
+
+    pub(super) fn resume_devices(&mut self, states: Vec<DeviceState>, taker: &Taker) -> Result<(), String> {
+        for state in states {
+            let tokens = (TOKENS..).step_by(TOKENS_EACH as usize);
+            let Some((device, token)) = self.devices.iter_mut().zip(tokens).find(|(d, _)| d.name == state.name) else {
+                return Err(format!("device {} is not on the command line", state.name));
+            };
+            device.resume(state, &self.epoll, token, taker)?;
+        }
+        Ok(())
+    }
+
     /// Starts those that do not run.
     pub(super) fn start_devices(&mut self, now: Instant) -> Result<(), RunError> {
         for (device, token) in self.devices.iter_mut().zip((TOKENS..).step_by(TOKENS_EACH as usize)) {

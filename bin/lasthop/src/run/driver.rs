@@ -1,11 +1,14 @@
 //! One process of an uplink: what it was given, whether it lives, what it has carried.
 
+use super::child::ChildState;
 use super::child::{Child, Ended, close_aside};
+use super::handover::{Fd, Giver, Moment, Taker};
 use super::store::SavedUplink;
 use lasthop_sys::Epoll;
 use lasthop_text::MacAddr;
 use lasthop_uplink_ipc::{COUNTERS_PAGE, SupervisorToUplink, Token, UplinkCounters, UplinkDevice, UplinkToSupervisor};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use serde::{Deserialize, Serialize};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -23,7 +26,38 @@ pub struct Kept {
     device: UplinkDevice,
 }
 
+/// What another program of this process goes on with.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct KeptState {
+    descriptors: Vec<Fd>,
+    device: UplinkDevice,
+}
+
+/// The same of a process.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct DriverState {
+    child: ChildState,
+    inherited: bool,
+    counters: UplinkCounters,
+    page: Option<Fd>,
+    heard: Moment,
+    answered: bool,
+    pings: u64,
+}
+
 impl Kept {
+    /// What another program of this process goes on with.
+    pub fn hand_over(&self, giver: &mut Giver) -> KeptState {
+        let descriptors = self.descriptors.iter().map(|fd| giver.fd(fd)).collect();
+        KeptState { descriptors, device: self.device.clone() }
+    }
+
+    /// Goes on with it.
+    pub fn resumed(KeptState { descriptors, device }: KeptState, taker: &Taker) -> Result<Self, String> {
+        let descriptors = descriptors.into_iter().map(|fd| taker.fd(fd)).collect::<Result<_, _>>()?;
+        Ok(Self { descriptors, device })
+    }
+
     /// Whether the kernel would take a frame on each of its queues. What is no queue of a device always says so.
     pub fn has_room(&self) -> bool {
         let mut fds: Vec<_> = self.descriptors.iter().map(|d| PollFd::new(d, PollFlags::OUT)).collect();
@@ -108,6 +142,48 @@ impl Driver {
             tokens: Vec::new(),
             fresh: true,
         }
+    }
+
+    /// Its process, which another program may take the place of.
+    pub fn child(&mut self) -> &mut Child<SupervisorToUplink, UplinkToSupervisor> {
+        &mut self.child
+    }
+
+    /// Whether it runs another file than the one at its program's place.
+    pub fn is_outdated(&self) -> bool {
+        self.child.is_outdated()
+    }
+
+    /// How often in a row it has ended before it was ready.
+    pub fn failed_starts(&self) -> u32 {
+        self.child.failed_starts()
+    }
+
+    /// What of it is half done, so that no other program can go on with it.
+    pub fn unsettled(&self) -> Option<String> {
+        self.child.unsettled()
+    }
+
+    /// Of one that is settled. A question that it has not answered is asked again.
+    pub fn hand_over(&self, giver: &mut Giver) -> DriverState {
+        DriverState {
+            child: self.child.hand_over(giver),
+            inherited: self.inherited,
+            counters: self.counters.clone(),
+            page: self.page.as_ref().map(|page| giver.fd(page)),
+            heard: giver.moment(self.heard),
+            answered: self.answered,
+            pings: self.ping.0,
+        }
+    }
+
+    /// This one, which does not run, is the one that was handed over.
+    pub fn resume(&mut self, state: DriverState, epoll: &Epoll, taker: &Taker) -> Result<(), String> {
+        self.child.resume(state.child, epoll, taker)?;
+        self.page = state.page.map(|page| taker.fd(page)).transpose()?;
+        (self.inherited, self.counters, self.answered) = (state.inherited, state.counters, state.answered);
+        (self.heard, self.ping) = (taker.at(state.heard), (state.pings, None));
+        Ok(())
     }
 
     /// Calls it something else.
@@ -267,7 +343,7 @@ impl Driver {
         }
         (self.ping.1, self.fresh) = (None, true);
         // One that hung before it ever answered may hang because of what it was given.
-        let sound = ended.was_killed && (self.answered || !self.inherited);
+        let sound = ended.was_killed && (self.answered || !self.inherited || ended.planned);
         Some((ended, sound))
     }
 

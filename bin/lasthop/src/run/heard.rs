@@ -5,6 +5,7 @@ use super::port::Port;
 use super::settings_text::changed;
 use super::store::SavedPort;
 use super::supervisor::Supervisor;
+use super::upgrade::Wanted;
 use super::uplink::Uplink;
 use lasthop_ipc::SwitchToSupervisor;
 use lasthop_management_ipc::{ControlToSupervisor, SupervisorToControl};
@@ -85,8 +86,8 @@ impl Supervisor {
                 let settings = changed(None, &settings);
                 (request, spec.and_then(|spec| self.add_port(spec, settings?)))
             }
-            ControlToSupervisor::Upgrade { request, programs, messages } => {
-                self.begin_upgrade(request, programs.as_deref(), &messages);
+            ControlToSupervisor::Upgrade { request, programs, messages, processes, all, attempt } => {
+                self.begin_upgrade(Wanted { request, programs, messages, processes, all, attempt });
                 return;
             }
             ControlToSupervisor::PortSet { request, name, settings } => (request, self.set_port(&name, &settings)),

@@ -5,6 +5,7 @@ use super::supervisor::Supervisor;
 use lasthop_hostview::HostMonitor;
 use lasthop_management_ipc::{HostFacts, MAX_OUTDATED};
 use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
 use std::path::Path;
 use tracing::warn;
 
@@ -12,7 +13,7 @@ use tracing::warn;
 const GONE: &str = " (deleted)";
 
 /// What the host does not let us have, and why.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Missing {
     vms: Option<String>,
     helpers: Option<String>,

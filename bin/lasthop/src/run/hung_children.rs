@@ -5,7 +5,7 @@ use super::child::Ended;
 use super::open_vswitch::program;
 use super::supervisor::Supervisor;
 use std::time::Instant;
-use tracing::warn;
+use tracing::{info, warn};
 
 impl Supervisor {
     /// Kills whichever hangs, and gives up what was killed and does not end.
@@ -54,6 +54,10 @@ impl Supervisor {
 
     /// Control is gone.
     pub(super) fn control_ended(&mut self, ended: &Ended, now: Instant) -> Result<(), RunError> {
+        if ended.planned {
+            info!("{}; its new program takes its place", ended.what);
+            return Ok(());
+        }
         self.replaced.note("control", &ended.why, now);
         self.restart_or_give_up(ended)
     }

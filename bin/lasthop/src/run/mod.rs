@@ -28,6 +28,7 @@
 //! | `uplink/carrier` | one whose interface is missing, down or without a carrier |
 //! | `uplink/taking` | one that answers, and takes nothing of what the switch has for it |
 //! | `uplink/announcements` | when the stations behind one that took over are announced |
+//! | `handover` | this process becomes another program, which goes on with all of it |
 //! | `host_facts` | what the host does not let us have, and programs whose file was replaced |
 //! | `kept` | access lists and mirrors, written once they hold |
 //! | `links` | interfaces, as the kernel tells of them |
@@ -43,6 +44,7 @@
 //! | `watchdog` | whether the threads of a process go on |
 //! | `hung_children` | what is done about a process whose threads do not |
 //! | `renaming` | a port that is given another name |
+//! | `renewal` | newly installed programs of control, uplinks and session processes take the place of those that run |
 //! | `reload` | what is remembered, read again at SIGHUP |
 //! | `upgrade` | another switch takes over while all goes on |
 //! | `heard` | what the switch and control say |
@@ -58,6 +60,7 @@ mod child;
 mod devices;
 mod driver;
 mod given;
+mod handover;
 mod heard;
 mod host_facts;
 mod hung_children;
@@ -74,6 +77,7 @@ mod presence;
 mod probing;
 mod reload;
 mod renaming;
+mod renewal;
 mod replaced;
 mod segments;
 mod served;
@@ -102,6 +106,7 @@ use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
 pub use store::SavedUplink;
+use supervisor::{Next, Supervisor};
 pub use upgrade::MESSAGES;
 
 /// Why `lasthop run` ends with an error. The text is one line: what is wrong; what to do.
@@ -118,6 +123,16 @@ pub enum RunError {
 /// Runs until SIGTERM. Status 0 after a clean end, 1 when something failed, 2 when the arguments make no sense; then
 /// one line on stderr says what is wrong and what to do. Call it from the first thread: the children die with it.
 pub fn run(args: RunArgs) -> ExitCode {
+    if args.take_over_check {
+        // The one that runs hears what is said on standard error.
+        return match handover::check() {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(e) => {
+                let _ = writeln!(std::io::stderr(), "{e}");
+                ExitCode::FAILURE
+            }
+        };
+    }
     args.log_format.into_iter().for_each(Format::make_current);
     let log = Log::new();
     log.end_with_panics();
@@ -130,8 +145,8 @@ pub fn run(args: RunArgs) -> ExitCode {
     // would die at once, and its children be killed with it.
     let _ = lasthop_sys::SignalFd::new().map(drop);
     let no_thread = |e| RunError::Failed(format!("no thread for the log: {e}"));
-    let set_up = log.start(std::io::stderr()).map_err(no_thread).and_then(|()| setup::Setup::new(&args));
-    let result = set_up.and_then(supervisor::Supervisor::new).and_then(|mut s| s.run());
+    let begun = log.start(std::io::stderr()).map_err(no_thread);
+    let result = begun.and_then(|()| begin(&args)).and_then(|s| go_on(s, &log));
     log.finish(Duration::from_millis(100));
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -140,6 +155,29 @@ pub fn run(args: RunArgs) -> ExitCode {
             match e {
                 RunError::Usage(_) => ExitCode::from(2),
                 RunError::Failed(_) => ExitCode::FAILURE,
+            }
+        }
+    }
+}
+
+/// The supervisor: a new one, or the one that another program of this process was.
+fn begin(args: &RunArgs) -> Result<Supervisor, RunError> {
+    match args.take_over {
+        Some(number) => handover::take_over(args, number),
+        None => setup::Setup::new(args).and_then(Supervisor::new),
+    }
+}
+
+/// Runs it, until it ends or this process becomes another program.
+fn go_on(mut supervisor: Supervisor, log: &Log) -> Result<(), RunError> {
+    loop {
+        match supervisor.run()? {
+            Next::End => return Ok(()),
+            Next::Become(successor) => {
+                // Its threads end with this program.
+                log.finish(Duration::from_millis(100));
+                let why = successor.execute();
+                supervisor.could_not_become_another(why);
             }
         }
     }

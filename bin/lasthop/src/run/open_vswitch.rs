@@ -3,6 +3,7 @@
 //! kernel about (is it there, its MTU, its carrier). No packet passes a representor.
 
 use super::RunError::{self, Failed, Usage};
+use super::handover::{Fd, Giver, Taker};
 use super::served::{Served, Serves};
 use super::setup::ApiSocket;
 use super::store::{SavedPort, SavedUplink};
@@ -14,6 +15,7 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::net::netdevice::name_to_index;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -73,6 +75,15 @@ pub struct OpenVswitch {
     representors: BTreeMap<String, Option<OwnedFd>>,
 }
 
+/// What another program of this process goes on with.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct OpenVswitchState {
+    frames: Fd,
+    record: [Fd; 2],
+    outline: [Fd; 2],
+    representors: Vec<(String, Option<Fd>)>,
+}
+
 impl OpenVswitch {
     /// Makes the socket and the device, if they are wanted. Refused where uplinks, lists, mirrors or settings of ports would have no effect.
     pub fn wanted<'a>(
@@ -99,6 +110,33 @@ impl OpenVswitch {
         let socket = Some(Served::new((socket, listener), Serves::OpenVswitch));
         let outline = [outline_file(run_dir, 1)?, outline_file(run_dir, 2)?];
         Ok(Self { socket, frames, record: [file()?, file()?], outline, representors: BTreeMap::new() })
+    }
+
+    /// What another program of this process goes on with.
+    pub fn hand_over(&self, giver: &mut Giver) -> OpenVswitchState {
+        let representors = self.representors.iter();
+        OpenVswitchState {
+            frames: giver.fd(&self.frames),
+            record: self.record.each_ref().map(|file| giver.fd(file)),
+            outline: self.outline.each_ref().map(|file| giver.fd(file)),
+            representors: representors
+                .map(|(name, tap)| (name.clone(), tap.as_ref().map(|tap| giver.fd(tap))))
+                .collect(),
+        }
+    }
+
+    /// Goes on with it. Its socket is among those that are looked after.
+    pub fn resumed(state: OpenVswitchState, taker: &Taker) -> Result<Self, String> {
+        let both = |[one, other]: [Fd; 2]| Ok::<_, String>([taker.fd(one)?, taker.fd(other)?]);
+        let representors = state.representors.into_iter();
+        let representors = representors.map(|(name, tap)| Ok((name, tap.map(|tap| taker.fd(tap)).transpose()?)));
+        Ok(Self {
+            socket: None,
+            frames: taker.fd(state.frames)?,
+            record: both(state.record)?,
+            outline: both(state.outline)?,
+            representors: representors.collect::<Result<_, String>>()?,
+        })
     }
 
     /// What `lasthop-ovs` gets, behind the sockets whose clients it serves.

@@ -17,7 +17,7 @@ pub struct FileOwner {
 }
 
 /// The same in numbers, as they are now.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ids {
     /// The user.
     pub uid: u32,

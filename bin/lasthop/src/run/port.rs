@@ -3,11 +3,14 @@
 //! A port has at most one live connection, the one handed to the switch. Nothing here waits: events change the state,
 //! and [`Port::step`] does what is due.
 
+mod handed;
+
 use super::backoff::Backoff;
 use super::owner::{self, FileOwner, Ids};
 use super::presence::Presence;
 use super::socket::{self, Access, Listener};
 use super::store::SavedPort;
+pub use handed::PortState;
 use lasthop_log::LineLimit;
 use lasthop_management_ipc::PortConfig;
 use lasthop_policy::Batch;

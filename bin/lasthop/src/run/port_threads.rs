@@ -1,5 +1,6 @@
 //! The threads of ports in the switch.
 
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
@@ -26,7 +27,7 @@ impl Thread {
 }
 
 /// Which thread works for which port.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct PortThreads(BTreeMap<u32, i32>);
 
 impl PortThreads {

@@ -1,5 +1,6 @@
 //! How often each process had to be replaced, when last and why: for `lasthop stats`.
 
+use super::handover::{Giver, Moment, Taker};
 use lasthop_management_ipc::{MAX_REPLACED, Replaced};
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -14,6 +15,9 @@ struct Record {
     last: Option<(Instant, String)>,
 }
 
+/// What another program of this process goes on with: of each process how often it was replaced, when last and why.
+pub type ReplacementsState = Vec<(String, u64, Option<(Moment, String)>)>;
+
 /// By process: `switch`, `control`, `uplink NAME`, or `port NAME` of one that is an interface.
 #[derive(Debug)]
 pub struct Replacements(BTreeMap<String, Record>);
@@ -22,6 +26,22 @@ impl Replacements {
     /// None yet; the switch and control are there in any case.
     pub fn new() -> Self {
         Self(["switch", "control"].map(|process| (process.to_owned(), Record::default())).into())
+    }
+
+    /// What another program of this process goes on with.
+    pub fn hand_over(&self, giver: &Giver) -> ReplacementsState {
+        let last = |(at, why): &(Instant, String)| (giver.moment(*at), why.clone());
+        let of =
+            |(process, Record { times, last: l }): (&String, &Record)| (process.clone(), *times, l.as_ref().map(last));
+        self.0.iter().map(of).collect()
+    }
+
+    /// Goes on with it.
+    pub fn resumed(state: ReplacementsState, taker: &Taker) -> Self {
+        let of = |(process, times, last): (String, u64, Option<(Moment, String)>)| {
+            (process, Record { times, last: last.map(|(at, why)| (taker.at(at), why)) })
+        };
+        Self(state.into_iter().map(of).collect())
     }
 
     /// A process has ended that was not asked to.

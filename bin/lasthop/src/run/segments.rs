@@ -6,8 +6,10 @@
 //! stand by: until no probe has crossed for [`MISSES`] rounds, or that one has been away for [`GRACE`]. It has to be up
 //! for [`STABLE`] before it takes over again, so that one which keeps dying does not take the network along each time.
 
+use super::handover::{Giver, Moment, Taker};
 use lasthop_policy::Vlans;
 use lasthop_uplink_ipc::{PROBED_VLANS, Token};
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
@@ -38,6 +40,15 @@ pub struct Segments {
     round_at: Option<Instant>,
 }
 
+/// What another program of this process goes on with.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct SegmentsState {
+    instance: Token,
+    members: Vec<(Id, bool, Moment, bool)>,
+    crossings: Vec<(Id, Id, usize)>,
+    rounds: usize,
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Member {
     up: bool,
@@ -51,6 +62,25 @@ impl Segments {
     pub fn new(instance: Token) -> Self {
         let (members, crossings, tokens) = (BTreeMap::new(), BTreeMap::new(), VecDeque::new());
         Self { instance, members, crossings, rounds: 0, tokens, round_at: None }
+    }
+
+    /// What another program of this process goes on with. Probes on their way are no good any more; those of the next round are.
+    pub fn hand_over(&self, giver: &Giver) -> SegmentsState {
+        let member = |(id, m): (&Id, &Member)| (*id, m.up, giver.moment(m.since), m.replaced);
+        SegmentsState {
+            instance: self.instance,
+            members: self.members.iter().map(member).collect(),
+            crossings: self.crossings.iter().map(|((a, b), left)| (*a, *b, *left)).collect(),
+            rounds: self.rounds,
+        }
+    }
+
+    /// Goes on with it.
+    pub fn resumed(SegmentsState { instance, members, crossings, rounds }: SegmentsState, taker: &Taker) -> Self {
+        let member = |(id, up, since, replaced)| (id, Member { up, since: taker.at(since), replaced });
+        let members = members.into_iter().map(member).collect();
+        let crossings = crossings.into_iter().map(|(a, b, left)| ((a, b), left)).collect();
+        Self { instance, members, crossings, rounds, tokens: VecDeque::new(), round_at: None }
     }
 
     /// What all probes have in common.

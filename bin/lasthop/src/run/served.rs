@@ -1,11 +1,13 @@
 //! The sockets whose clients the process that decides serves, of the API and for Open vSwitch: the supervisor makes them and, where a file
 //! is gone, makes another.
 
+use super::handover::{Giver, Taker};
 use super::presence::Presence;
 use super::setup::ApiSocket;
-use super::socket::Listener;
+use super::socket::{Listener, ListenerState};
 use super::supervisor::Supervisor;
 use lasthop_management_ipc::SupervisorToControl;
+use serde::{Deserialize, Serialize};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
@@ -14,7 +16,7 @@ use tracing::{info, warn};
 const SOCKET_WAIT: Duration = Duration::from_secs(1);
 
 /// Who the clients of a socket are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Serves {
     /// Of the API.
     Owners,
@@ -56,7 +58,41 @@ pub struct Served {
     complaint: Option<String>,
 }
 
+/// What another program of this process goes on with.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct ServedState {
+    socket: ApiSocket,
+    listener: ListenerState,
+    serves: Serves,
+    is_gone: bool,
+    complaint: Option<String>,
+}
+
 impl Served {
+    /// What another program of this process goes on with.
+    pub fn hand_over(&self, giver: &mut Giver) -> ServedState {
+        let Self { socket, listener, serves, again_at, complaint } = self;
+        ServedState {
+            socket: socket.clone(),
+            listener: listener.hand_over(giver),
+            serves: *serves,
+            is_gone: again_at.is_some(),
+            complaint: complaint.clone(),
+        }
+    }
+
+    /// Goes on with it.
+    pub fn resumed(state: ServedState, taker: &Taker) -> Result<Self, String> {
+        let ServedState { socket, listener, serves, is_gone, complaint } = state;
+        let again_at = is_gone.then(Instant::now);
+        Ok(Self { socket, listener: Listener::resumed(listener, taker)?, serves, again_at, complaint })
+    }
+
+    /// Who its clients are.
+    pub fn serves(&self) -> Serves {
+        self.serves
+    }
+
     /// One that has just been made.
     pub fn new((socket, listener): (ApiSocket, Listener), serves: Serves) -> Self {
         Self { socket, listener, serves, again_at: None, complaint: None }

@@ -1,8 +1,12 @@
 //! The session processes: one for each port, uplinks' included, which speaks vhost-user with that port's front-end. It is started
 //! with the port, stays while front-ends come and go, and is started again when it ends.
 
+mod handed;
+mod renewed;
+
 use super::child::{Child, Ended};
 use super::supervisor::Supervisor;
+pub use handed::SessionsState;
 use lasthop_ipc::Channel;
 use lasthop_session_ipc::{Bounds, SessionToSupervisor, Step, SupervisorToSession};
 use lasthop_sys::{Aside, Epoll};
@@ -13,7 +17,7 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tracing::warn;
+use tracing::{info, warn};
 
 /// Channels to session processes: this plus the port's number; and their ends.
 const CHANNELS: u64 = 6 << 32;
@@ -37,6 +41,8 @@ struct Session {
     vm: Option<u32>,
     /// Where copies are let go of: what lies in them unread is closed with them.
     aside: Arc<Aside>,
+    /// Another program is to take its place once no front-end is connected.
+    outlived: bool,
 }
 
 /// All of them, by their ports' numbers.
@@ -64,7 +70,7 @@ impl Sessions {
         let child = Child::new(&process(name), program, arguments(name), CHANNELS + id, PIDS + id);
         let child = child.with_watchdog(watchdog, Duration::ZERO);
         let (name, aside) = (name.to_owned(), Aside::new(name));
-        self.all.insert(port.0, Session { name, child, copy: None, next: None, vm: None, aside });
+        self.all.insert(port.0, Session { name, child, copy: None, next: None, vm: None, aside, outlived: false });
     }
 
     /// Within which it is to be found out that a session process hangs, if that is to be found out.
@@ -174,6 +180,7 @@ impl Sessions {
     pub fn connection_closed(&mut self, port: PortId) {
         if let Some(session) = self.all.get_mut(&port.0) {
             session.part();
+            session.make_way_if_outlived();
         }
     }
 
@@ -277,8 +284,12 @@ impl Supervisor {
     /// The switch finds out by itself, and says that the connection has ended.
     fn session_ended(&mut self, id: u32, ended: &Ended, now: Instant) {
         let Some(session) = self.sessions.all.get(&id) else { return };
-        self.replaced.note(&process(&session.name), &ended.why, now);
-        warn!("{}; {}", ended.what, ended.remedy());
+        if ended.planned {
+            info!("{}; its new program takes its place", ended.what);
+        } else {
+            self.replaced.note(&process(&session.name), &ended.why, now);
+            warn!("{}; {}", ended.what, ended.remedy());
+        }
         self.port_cannot_move(id);
     }
 }

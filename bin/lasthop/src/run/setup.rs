@@ -4,6 +4,7 @@ use super::args::{PortArg, RunArgs, check_uplink};
 use super::devices::{self, Device};
 use super::given::Given;
 use super::open_vswitch::{self, Decides, OpenVswitch, Told};
+use super::served::{Served, Serves};
 use super::settings_text::changed;
 use super::socket::{self, Access, Listener};
 use super::store::{Saved, SavedPort, SavedUplink, Store};
@@ -16,6 +17,7 @@ use lasthop_policy::{Mirror, PortSettings};
 use lasthop_sys::{CpuList, Epoll};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashSet};
 use std::ffi::OsStr;
 use std::fs::{DirBuilder, File, OpenOptions};
@@ -69,10 +71,9 @@ pub struct Setup {
     pub watchdog: Option<Duration>,
     /// Whether to look for uplinks on one segment.
     pub uplink_probe: bool,
-    /// Socket of the local API.
-    pub api: (ApiSocket, Listener),
-    /// The same for those who may only read, if there are any.
-    pub read_api: Option<(ApiSocket, Listener)>,
+    /// Sockets whose clients the process that decides serves: of the local API, the same for those who may only read, if there are any, and Open
+    /// vSwitch's where that decides.
+    pub served: Vec<Served>,
     /// Where ports are remembered.
     pub store: Store,
     /// Ports of the command line, paths made absolute.
@@ -145,7 +146,8 @@ impl Setup {
         let read_api = group.map(|group| listen(&run_dir, READ_SOCKET_NAME, Some(group))).transpose()?;
         let settings = with_given(settings, &given.settings());
         let told = Told { lists: &lists, mirrors: &mirrors, settings: &settings, ports: &ports };
-        let ovs = OpenVswitch::wanted(is_ovs, &run_dir, &told, devices.iter().chain(&saved_uplinks))?;
+        let mut ovs = OpenVswitch::wanted(is_ovs, &run_dir, &told, devices.iter().chain(&saved_uplinks))?;
+        let served = in_order(api, read_api, ovs.as_mut());
         Ok(Self {
             ovs,
             for_switch: args.for_switch(cpus.as_ref().unwrap_or(&allowed)),
@@ -164,8 +166,7 @@ impl Setup {
             uplink_limit: Duration::from_millis(args.uplink_limit_ms),
             watchdog: args.watchdog.0,
             uplink_probe: !args.no_uplink_probe,
-            api,
-            read_api,
+            served,
             store,
             ports,
             saved,
@@ -190,6 +191,17 @@ fn check_cores(args: &RunArgs, cpus: &CpuList) -> Result<(), RunError> {
         }
     }
     Ok(())
+}
+
+/// In the order of what `open_vswitch::control` names.
+fn in_order(
+    api: (ApiSocket, Listener),
+    readers: Option<(ApiSocket, Listener)>,
+    ovs: Option<&mut OpenVswitch>,
+) -> Vec<Served> {
+    let api = std::iter::once(Served::new(api, Serves::Owners));
+    let readers = readers.map(|socket| Served::new(socket, Serves::Readers));
+    api.chain(readers).chain(ovs.and_then(|ovs| ovs.socket.take())).collect()
 }
 
 fn listen(run_dir: &Path, name: &str, group: Option<(String, u32)>) -> Result<(ApiSocket, Listener), RunError> {
@@ -242,7 +254,7 @@ fn read_group(group: &str) -> Result<(String, u32), RunError> {
 }
 
 /// Where a socket is whose clients control serves, and the group that may use it if not ours.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ApiSocket {
     /// In the run directory.
     pub path: PathBuf,

@@ -1,5 +1,6 @@
 //! Unix stream sockets with a name in the file system.
 
+use super::handover::{self, Fd, Giver, Taker};
 use super::owner::Ids;
 use super::presence::is_there;
 use nix::unistd::Group;
@@ -11,6 +12,7 @@ use rustix::net::{
     socket_with,
 };
 use rustix::time::Timespec;
+use serde::{Deserialize, Serialize};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -47,7 +49,25 @@ pub struct Listener {
     file: (u64, u64),
 }
 
+/// What another program of this process goes on with.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct ListenerState {
+    fd: Fd,
+    path: PathBuf,
+    file: (u64, u64),
+}
+
 impl Listener {
+    /// What another program of this process goes on with.
+    pub fn hand_over(&self, giver: &mut Giver) -> ListenerState {
+        ListenerState { fd: giver.fd(&self.fd), path: self.path.clone(), file: self.file }
+    }
+
+    /// Goes on with it.
+    pub fn resumed(ListenerState { fd, path, file }: ListenerState, taker: &Taker) -> Result<Self, String> {
+        Ok(Self { fd: taker.fd(fd)?, path, file })
+    }
+
     /// Listens on `path` with mode 0660, or 0600 for an owner without a group, non-blocking. A socket there that nobody listens on
     /// any more is replaced; one that somebody does, or any other file, is an error.
     ///
@@ -131,7 +151,7 @@ impl AsFd for Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        if is_there(&self.path, self.file) == Ok(true) {
+        if !handover::is_under_way() && is_there(&self.path, self.file) == Ok(true) {
             let _ = rustix::fs::unlink(&self.path);
         }
     }

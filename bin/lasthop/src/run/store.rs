@@ -168,6 +168,20 @@ impl Store {
         Self { file: dir.join("ports.json"), lists: dir.join("acl.rules"), known, known_lists, known_settings }
     }
 
+    /// What another program of this process goes on with.
+    pub fn hand_over(&self) -> ([Option<u64>; 2], BTreeMap<String, PortSettings>) {
+        ([self.known.get(), self.known_lists.get()], self.known_settings.borrow().clone())
+    }
+
+    /// Goes on with it.
+    pub fn resumed(dir: &Path, (known, settings): ([Option<u64>; 2], BTreeMap<String, PortSettings>)) -> Self {
+        let store = Self::new(dir);
+        store.known.set(known[0]);
+        store.known_lists.set(known[1]);
+        store.known_settings.replace(settings);
+        store
+    }
+
     /// Reads ports and uplinks; none if there is no file. A file that cannot be understood is left as it is, and the error
     /// names it.
     pub fn load(&self) -> Result<Saved, String> {

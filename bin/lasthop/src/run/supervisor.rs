@@ -4,6 +4,7 @@ use super::boost::Boost;
 use super::cgroup_accounting::CgroupAccounting;
 use super::child::{Child, Ended};
 use super::devices::{self, Device};
+use super::handover::{Successor, TakeOver};
 use super::host_facts::Missing;
 use super::links::Links;
 use super::open_vswitch::{self, OpenVswitch};
@@ -11,6 +12,7 @@ use super::port::{Context, Port};
 use super::port_threads::PortThreads;
 use super::presence::Presence;
 use super::probing;
+use super::renewal::Renewal;
 use super::replaced::Replacements;
 use super::segments::Segments;
 use super::served::{Served, Serves};
@@ -19,7 +21,7 @@ use super::sessions::{self, Sessions};
 use super::setup::{Setup, Unsaved};
 use super::store::Store;
 use super::switch_log::SwitchLog;
-use super::upgrade::Upgrade;
+use super::upgrade::{Asked, Upgrade};
 use super::uplink::{Switch, Uplink};
 use super::walk;
 use super::{RunError, RunError::Failed};
@@ -60,6 +62,8 @@ const PRESENCE: u64 = 7;
 /// The other switch, while one takes over from another.
 pub(super) const NEXT_CHANNEL: u64 = 8;
 pub(super) const NEXT_PID: u64 = 9;
+/// The end of the program that looks whether it could take over.
+pub(super) const TAKE_OVER: u64 = 10;
 /// Listeners: this plus the port's number. Uplinks' are above.
 const LISTENER: u64 = 1 << 32;
 const LISTENERS_END: u64 = 2 << 32;
@@ -72,6 +76,10 @@ pub struct Supervisor {
     pub(super) switch: Child<SupervisorToSwitch, SwitchToSupervisor>,
     /// Another one that is to take over.
     pub(super) upgrade: Option<Upgrade>,
+    /// Other processes that newly installed programs take the place of.
+    pub(super) renewal: Option<Renewal>,
+    /// The last `lasthop upgrade`.
+    pub(super) asked: Option<Asked>,
     /// One that is not used any more, and has not ended yet.
     pub(super) ending: Option<Switch>,
     /// What control has asked for while one takes over.
@@ -124,14 +132,14 @@ pub struct Supervisor {
     pub(super) presence: Presence,
     /// What Open vSwitch needs, where it decides.
     pub(super) ovs: Option<OpenVswitch>,
-    journal: OwnedFd,
+    pub(super) journal: OwnedFd,
     /// How the switch moves packets.
     pub(super) for_switch: SwitchSettings,
     /// What cores and VMs do.
     pub(super) monitor: HostMonitor,
     pub(super) missing: Missing,
     /// Where the switch asks for threads to leave the idle class.
-    boost: Option<Boost>,
+    pub(super) boost: Option<Boost>,
     /// Which thread of the switch is which port's.
     pub(super) port_threads: PortThreads,
     pub(super) switch_log: SwitchLog,
@@ -145,29 +153,78 @@ pub struct Supervisor {
     pub(super) heart: Option<Heart>,
     /// Why it could not be.
     not_ready: Option<String>,
-    _locks: [File; 2],
+    pub(super) locks: [File; 2],
+    /// Another program that this process is to become.
+    pub(super) take_over: Option<TakeOver>,
+    /// The file of this program, while it may have to be executed again.
+    pub(super) own_program: Option<File>,
+}
+
+/// What a supervisor is for that has ended its work.
+#[derive(Debug)]
+pub enum Next {
+    /// Nothing more.
+    End,
+    /// This process becomes another program, which goes on.
+    Become(Successor),
+}
+
+/// What children have of us for as long as they live.
+#[derive(Debug)]
+pub(super) struct Outliving {
+    pub(super) journal: OwnedFd,
+    pub(super) monitor: HostMonitor,
+    pub(super) missing: Missing,
+    pub(super) boost: Option<Boost>,
 }
 
 impl Supervisor {
     /// Opens the ports. Those of the command line must work; a remembered one that does not is tried again later.
     pub fn new(mut setup: Setup) -> Result<Self, RunError> {
+        let system = |what: &str, e: rustix::io::Errno| Failed(format!("{what}: {e}"));
+        let journal = journal().map_err(|e| system("memfd_create", e))?;
+        let mut missing = Missing::default();
+        let monitor = missing.monitor(setup.bpf).map_err(|e| system("memfd_create", e))?;
+        let boost = missing.boost();
+        let [ports, saved_ports] = [&mut setup.ports, &mut setup.saved].map(std::mem::take);
+        let (uplinks, saved_uplinks) = (std::mem::take(&mut setup.uplinks), std::mem::take(&mut setup.saved_uplinks));
+        let also_saved = std::mem::take(&mut setup.also_saved);
+        let mut supervisor = Self::assemble(setup, Outliving { journal, monitor, missing, boost })?;
+        for port in ports {
+            let saved = also_saved.contains(&port.name);
+            let mut port = supervisor.number(port, saved);
+            port.given = true;
+            let opened = port.open(&supervisor.epoll, &supervisor.presence, token(&port));
+            opened.map_err(|e| Failed(format!("port {}: {e}", port.config.name)))?;
+            supervisor.insert(port);
+        }
+        for port in saved_ports {
+            let mut port = supervisor.number(port, true);
+            if let Err(e) = port.open(&supervisor.epoll, &supervisor.presence, token(&port)) {
+                port.bind_later(Instant::now(), e);
+            }
+            supervisor.insert(port);
+        }
+        supervisor.make_uplinks(uplinks, saved_uplinks)?;
+        Ok(supervisor)
+    }
+
+    /// One with neither ports nor uplinks, none of whose children runs.
+    pub(super) fn assemble(setup: Setup, outliving: Outliving) -> Result<Self, RunError> {
         raise_descriptor_limit();
         let system = |what: &str, e: rustix::io::Errno| Failed(format!("{what}: {e}"));
         let epoll = Epoll::new().map_err(|e| system("epoll", e))?;
         let signals = SignalFd::new().map_err(|e| system("signalfd", e))?;
         epoll.add(&signals, SIGNALS, Trigger::Level).map_err(|e| system("epoll", e))?;
-        let journal = journal().map_err(|e| system("memfd_create", e))?;
-        let mut missing = Missing::default();
-        let monitor = missing.monitor(setup.bpf).map_err(|e| system("memfd_create", e))?;
-
+        let Outliving { journal, monitor, missing, boost } = outliving;
         let arguments = |text: &[&str]| text.iter().map(ToString::to_string).collect::<Vec<_>>();
         let mut for_switch = arguments(&["--supervisor-fd", "3", "--journal-fd", "4", "--host-view-fd", "5"]);
-        let boost = missing.boost();
         if let Some(boost) = &boost {
             epoll.add(boost, BOOST, Trigger::Level).map_err(|e| system("epoll", e))?;
             for_switch.extend(arguments(&["--boost-fd", "6"]));
         }
-        let (control_name, mut for_control) = open_vswitch::control(setup.read_api.is_some(), setup.ovs.is_some());
+        let read_api = setup.served.iter().any(|served| served.serves() == Serves::Readers);
+        let (control_name, mut for_control) = open_vswitch::control(read_api, setup.ovs.is_some());
         for_control.extend(arguments(&["--connections", &setup.connections.to_string()]));
         for_control.extend(setup.rules.into_iter().flat_map(|(rules, _)| arguments(&["--rules", &rules.to_string()])));
         let presence = Presence::new(&epoll, PRESENCE);
@@ -180,6 +237,8 @@ impl Supervisor {
                 .with_second(setup.rules.and_then(|(_, walks)| walks.then_some("--walk-fd")))
                 .with_watchdog(setup.watchdog, Duration::ZERO),
             upgrade: None,
+            renewal: None,
+            asked: None,
             ending: None,
             deferred: Vec::new(),
             control: Child::new(control_name, setup.control, for_control, CONTROL_CHANNEL, CONTROL_PID)
@@ -209,11 +268,7 @@ impl Supervisor {
             lists: setup.lists,
             new_lists: Vec::new(),
             unsaved: setup.unsaved,
-            // In the order of what `open_vswitch::control` names.
-            served: std::iter::once(Served::new(setup.api, Serves::Owners))
-                .chain(setup.read_api.map(|socket| Served::new(socket, Serves::Readers)))
-                .chain(setup.ovs.as_mut().and_then(|ovs| ovs.socket.take()))
-                .collect(),
+            served: setup.served,
             presence,
             ovs: setup.ovs,
             journal,
@@ -228,31 +283,18 @@ impl Supervisor {
             announced: false,
             heart: Heart::watched(Instant::now()),
             not_ready: None,
-            _locks: setup.locks,
+            locks: setup.locks,
+            take_over: None,
+            own_program: None,
         };
-        for port in setup.ports {
-            let saved = setup.also_saved.contains(&port.name);
-            let mut port = supervisor.number(port, saved);
-            port.given = true;
-            let opened = port.open(&supervisor.epoll, &supervisor.presence, token(&port));
-            opened.map_err(|e| Failed(format!("port {}: {e}", port.config.name)))?;
-            supervisor.insert(port);
-        }
-        for port in setup.saved {
-            let mut port = supervisor.number(port, true);
-            if let Err(e) = port.open(&supervisor.epoll, &supervisor.presence, token(&port)) {
-                port.bind_later(Instant::now(), e);
-            }
-            supervisor.insert(port);
-        }
         supervisor.served.iter().for_each(|served| served.watched_by(&supervisor.presence));
         supervisor.follow_links(LINKS);
-        supervisor.make_uplinks(setup.uplinks, setup.saved_uplinks)?;
         Ok(supervisor)
     }
 
-    /// Runs until a signal asks to end. Errors only before `ready` was printed: afterwards everything is tried again.
-    pub fn run(&mut self) -> Result<(), RunError> {
+    /// Runs until a signal asks to end, or this process is to become another program; if that cannot be, it is run again. Errors only before `ready` was
+    /// printed: afterwards everything is tried again.
+    pub fn run(&mut self) -> Result<Next, RunError> {
         let mut ready = Vec::new();
         loop {
             let now = Instant::now();
@@ -271,9 +313,11 @@ impl Supervisor {
             self.step_announcements(now);
             self.tell_devices();
             self.answer_uplink_lists(now);
-            self.switch.flush(&self.epoll);
-            self.control.flush(&self.epoll);
-            self.sessions.flush(&self.epoll);
+            self.step_renewal(Instant::now());
+            if let Some(successor) = self.step_take_over(Instant::now()) {
+                return Ok(Next::Become(successor));
+            }
+            self.flush();
             if let Some(why) = self.not_ready.take() {
                 return Err(Failed(why));
             }
@@ -284,7 +328,7 @@ impl Supervisor {
                         Some(Watched::HangUp) => self.reload(),
                         Some(signal) => {
                             info!("ending ({signal:?})");
-                            return self.shut_down();
+                            return self.shut_down().map(|()| Next::End);
                         }
                         None => {}
                     },
@@ -294,6 +338,8 @@ impl Supervisor {
                     LINKS => self.hear_links(),
                     PRESENCE => self.presence.hear(&self.epoll, Instant::now()),
                     SWITCH_PID | NEXT_PID if self.switch.has_token(*token) => self.switch_may_have_ended()?,
+                    // Looked at in the next round.
+                    TAKE_OVER => {}
                     SWITCH_CHANNEL | SWITCH_PID | NEXT_CHANNEL | NEXT_PID => self.other_switch_event(*token),
                     CONTROL_PID => {
                         let now = Instant::now();
@@ -319,6 +365,12 @@ impl Supervisor {
         }
     }
 
+    fn flush(&mut self) {
+        self.switch.flush(&self.epoll);
+        self.control.flush(&self.epoll);
+        self.sessions.flush(&self.epoll);
+    }
+
     fn wait(&self, ready: &mut Vec<u64>, until: Option<Instant>) -> Result<(), RunError> {
         let timeout = until.map(|at| at.saturating_duration_since(Instant::now()));
         self.epoll.wait(ready, timeout).map_err(|e| Failed(format!("epoll: {e}")))
@@ -334,6 +386,8 @@ impl Supervisor {
         let uplinks = uplinks.chain(self.sessions.deadline()).chain(self.switch_log.deadline());
         let sockets = self.served.iter().filter_map(Served::deadline).chain(self.presence.deadline());
         let sockets = sockets.chain(self.upgrade.as_ref().map(Upgrade::deadline));
+        let sockets = sockets.chain(self.take_over.as_ref().map(TakeOver::deadline));
+        let sockets = sockets.chain(self.renewal.as_ref().and_then(Renewal::deadline));
         let sockets = sockets.chain(self.devices_deadline()).chain(self.heart.as_ref().map(Heart::deadline));
         ports.chain(uplinks).chain(sockets).chain(self.switch.deadline()).chain(self.control.deadline()).min()
     }
@@ -486,7 +540,11 @@ impl Supervisor {
 }
 
 pub(super) fn token(port: &Port) -> u64 {
-    LISTENER + u64::from(port.config.id.0)
+    port_token(port.config.id)
+}
+
+pub(super) fn port_token(port: PortId) -> u64 {
+    LISTENER + u64::from(port.0)
 }
 
 /// Memory that every switch of this run is given, and none can make shorter or longer.

@@ -11,11 +11,11 @@ use super::setup::{find_program, is_program};
 use super::supervisor::{NEXT_CHANNEL, NEXT_PID, SWITCH_CHANNEL, SWITCH_PID, Supervisor};
 use super::uplink::Switch;
 use lasthop_ipc::{SupervisorToSwitch, SwitchToSupervisor};
-use lasthop_management_ipc::{ControlToSupervisor, SupervisorToControl, Upgraded};
+use lasthop_management_ipc::{ControlToSupervisor, NewProcess, Processes, SupervisorToControl, Upgraded};
 use lasthop_session_ipc::Step;
 use lasthop_types::PortId;
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
@@ -26,11 +26,56 @@ const START_LIMIT: Duration = Duration::from_secs(5);
 /// And all ports have taken a step.
 const STEP_LIMIT: Duration = Duration::from_secs(1);
 
+/// What somebody has asked for last, and what came of it.
+#[derive(Debug)]
+pub(super) struct Asked {
+    /// Different each time, but the same when the same is asked again, because control was replaced meanwhile.
+    attempt: String,
+    /// Control's number of it.
+    request: u64,
+    outcome: Option<Result<Upgraded, String>>,
+}
+
+impl Asked {
+    /// What another program of this process has not answered.
+    pub(super) fn again(attempt: String, request: u64) -> Self {
+        Self { attempt, request, outcome: None }
+    }
+
+    /// Its mark and control's number, unless it was answered.
+    pub(super) fn open(&self) -> Option<(String, u64)> {
+        self.outcome.is_none().then(|| (self.attempt.clone(), self.request))
+    }
+}
+
+/// What is asked for: see `ControlToSupervisor::Upgrade`.
+#[derive(Debug)]
+pub(super) struct Wanted {
+    pub(super) request: u64,
+    pub(super) programs: Option<String>,
+    pub(super) messages: String,
+    pub(super) processes: Processes,
+    pub(super) all: bool,
+    pub(super) attempt: String,
+}
+
+/// Where a new program is: in this directory, or in the place of the one before.
+pub(super) fn new_program(name: &str, programs: Option<&str>, place: &Path) -> Result<PathBuf, String> {
+    let path = match programs {
+        Some(dir) => find_program(name, Some(Path::new(dir))).map_err(|e| e.to_string())?,
+        None => place.to_owned(),
+    };
+    if !is_program(&path) {
+        return Err(format!("{} is not there, or may not be run; install it there", path.display()));
+    }
+    Ok(path)
+}
+
 /// One that is under way.
 #[derive(Debug)]
 pub(super) struct Upgrade {
-    /// Who asked.
-    request: u64,
+    /// When it was begun.
+    since: Instant,
     /// The switch to come; once it is in use, the one that was before.
     other: Switch,
     /// What ports are at; none while the other switch starts.
@@ -71,39 +116,58 @@ impl Upgrade {
 }
 
 impl Supervisor {
-    /// Somebody wants the switch replaced, by the program of that name in this directory or by what is in the place of the one that runs. `messages`: what
-    /// the new programs say to each other.
-    pub(super) fn begin_upgrade(&mut self, request: u64, programs: Option<&str>, messages: &str) {
+    /// Somebody wants processes replaced by newly installed programs, or hears what came of that. `messages`: what the new programs say to each other.
+    pub(super) fn begin_upgrade(&mut self, wanted: Wanted) {
         if self.ending.is_some() {
             // Its memory is being unmapped, and its end comes soon.
-            let (programs, messages) = (programs.map(str::to_owned), messages.to_owned());
-            return self.deferred.push(ControlToSupervisor::Upgrade { request, programs, messages });
+            let Wanted { request, programs, messages, processes, all, attempt } = wanted;
+            let asked = ControlToSupervisor::Upgrade { request, programs, messages, processes, all, attempt };
+            return self.deferred.push(asked);
         }
-        if let Err(why) = self.start_other(request, programs, messages) {
-            self.answer_upgrade(request, Err(format!("{why}; nothing has changed")));
+        match &mut self.asked {
+            Some(asked) if asked.attempt == wanted.attempt => {
+                asked.request = wanted.request;
+                if let Some(result) = asked.outcome.clone() {
+                    self.answer_upgrade(result);
+                }
+                return;
+            }
+            Some(Asked { outcome: None, .. }) => {
+                let result = Err("another upgrade is under way; wait for its end; nothing has changed".into());
+                return self.control.send(SupervisorToControl::UpgradeReply { request: wanted.request, result }, None);
+            }
+            _ => {}
+        }
+        self.asked = Some(Asked { attempt: wanted.attempt.clone(), request: wanted.request, outcome: None });
+        let begun = match wanted.processes {
+            _ if wanted.messages != MESSAGES => Err(format!(
+                "the programs that run say other things to each other than the new ones (messages {MESSAGES}, and {}); restart lasthop to take the \
+                 new ones into use: front-ends connect again",
+                wanted.messages
+            )),
+            Processes::Switch => self.begin_with_switch(wanted.programs.as_deref(), wanted.all),
+            Processes::Run => self.begin_take_over(wanted.programs.as_deref(), wanted.all),
+            processes => self.begin_renewal(processes, wanted.programs.as_deref(), wanted.all),
+        };
+        match begun {
+            Ok(None) => {}
+            Ok(Some(done)) => self.answer_upgrade(Ok(done)),
+            Err(why) => self.answer_upgrade(Err(format!("{why}; nothing has changed"))),
         }
     }
 
-    fn start_other(&mut self, request: u64, programs: Option<&str>, messages: &str) -> Result<(), String> {
-        if self.upgrade.is_some() {
-            return Err("another upgrade is under way; wait for its end".into());
-        }
+    fn begin_with_switch(&mut self, programs: Option<&str>, all: bool) -> Result<Option<Upgraded>, String> {
+        let path = new_program("lasthop-switch", programs, self.switch.path())?;
         if !self.switch.is_ready() {
             return Err("the switch is being restarted, with the program that is there; try again in a second".into());
         }
-        if messages != MESSAGES {
-            return Err(format!(
-                "the programs that run say other things to each other than the new ones (messages {MESSAGES}, and {messages}); restart lasthop to take the \
-                 new ones into use: front-ends connect again"
-            ));
+        if !all && !self.switch.runs_another_than(&path) {
+            return Ok(Some(Upgraded::default()));
         }
-        let path = match programs {
-            Some(dir) => find_program("lasthop-switch", Some(Path::new(dir))).map_err(|e| e.to_string())?,
-            None => self.switch.path().to_owned(),
-        };
-        if !is_program(&path) {
-            return Err(format!("{} is not there, or may not be run; install it there", path.display()));
-        }
+        self.start_other(path).map(|()| None)
+    }
+
+    fn start_other(&mut self, path: PathBuf) -> Result<(), String> {
         let first = self.switch.has_token(SWITCH_CHANNEL);
         let tokens = if first { (NEXT_CHANNEL, NEXT_PID) } else { (SWITCH_CHANNEL, SWITCH_PID) };
         let mut other = self.switch.another(path, tokens);
@@ -115,8 +179,9 @@ impl Supervisor {
         std::mem::swap(&mut self.switch, &mut other);
         info!("upgrade: the new switch starts (pid {})", other.pid().unwrap_or_default());
         let (ports, waits, pauses, threads) = Default::default();
-        let until = Instant::now() + START_LIMIT;
-        self.upgrade = Some(Upgrade { request, other, step: None, ports, waits, pauses, threads, until, failed: None });
+        let since = Instant::now();
+        let until = since + START_LIMIT;
+        self.upgrade = Some(Upgrade { since, other, step: None, ports, waits, pauses, threads, until, failed: None });
         Ok(())
     }
 
@@ -308,7 +373,7 @@ impl Supervisor {
 
     /// The switch that is not in use ends, and whoever asked hears how it went.
     fn finish_upgrade(&mut self) {
-        let Some(Upgrade { request, other, ports, pauses, failed, .. }) = self.upgrade.take() else { return };
+        let Some(Upgrade { since, other, ports, pauses, failed, .. }) = self.upgrade.take() else { return };
         let used = failed.is_none();
         ports.iter().for_each(|port| self.sessions.moved(*port, used));
         self.sessions.wait(false);
@@ -327,10 +392,12 @@ impl Supervisor {
                     longest as f64 / 1e6
                 );
                 let pauses = pauses.into_iter().map(|(port, pause)| (PortId(port), pause)).collect();
-                Ok(Upgraded { switch: pid, pauses })
+                let took = u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX);
+                let process = NewProcess { process: "switch".into(), pid, took };
+                Ok(Upgraded { processes: vec![process], kept: Vec::new(), pauses })
             }
         };
-        self.answer_upgrade(request, result);
+        self.answer_upgrade(result);
         self.obey_deferred();
     }
 
@@ -338,7 +405,11 @@ impl Supervisor {
         std::mem::take(&mut self.deferred).into_iter().for_each(|message| self.obey_control(message));
     }
 
-    fn answer_upgrade(&mut self, request: u64, result: Result<Upgraded, String>) {
+    /// What came of it. It is kept, should control be another one meanwhile: whoever asked asks again.
+    pub(super) fn answer_upgrade(&mut self, result: Result<Upgraded, String>) {
+        let Some(asked) = &mut self.asked else { return };
+        asked.outcome = Some(result.clone());
+        let request = asked.request;
         self.control.send(SupervisorToControl::UpgradeReply { request, result }, None);
     }
 

@@ -14,6 +14,9 @@
 mod announcements;
 mod carrier;
 mod claim;
+mod counted;
+mod handed;
+mod renewed;
 mod standby;
 mod taking;
 
@@ -24,11 +27,14 @@ use super::sessions::Sessions;
 use super::store::SavedUplink;
 use carrier::Carrier;
 pub use claim::Claim;
+use counted::add;
+pub use handed::UplinkState;
 use lasthop_ipc::{SupervisorToSwitch, SwitchToSupervisor};
 use lasthop_management_ipc::{DeviceState, PortConfig, UplinkInfo};
 use lasthop_sys::Epoll;
 use lasthop_text::MacAddr;
 use lasthop_uplink_ipc::{SupervisorToUplink, UplinkCounters, UplinkDevice};
+pub use renewed::Before;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socketpair};
@@ -99,6 +105,10 @@ pub struct Uplink {
     driver: Driver,
     /// The one that is to take over from it, if there is to be one.
     spare: Option<Driver>,
+    /// In the place of that one, while there is none.
+    idle: Option<Driver>,
+    /// One stands by to take over with a new program.
+    renewing: bool,
     spare_at: Instant,
     /// The open device.
     kept: Option<Kept>,
@@ -146,9 +156,12 @@ impl Uplink {
         let now = Instant::now();
         let name = processes(&spec);
         let [driver, spare] = tokens.map(|tokens| Driver::new(&name, program.to_owned(), tokens, limit));
+        let (spare, idle) = if spec.spare { (Some(spare), None) } else { (None, Some(spare)) };
         Self {
             driver,
-            spare: spec.spare.then_some(spare),
+            spare,
+            idle,
+            renewing: false,
             spare_at: now,
             kept: None,
             config,
@@ -182,7 +195,7 @@ impl Uplink {
         name.clone_into(&mut self.spec.name);
         let name = processes(&self.spec);
         self.driver.rename(&name);
-        self.spare.iter_mut().for_each(|spare| spare.rename(&name));
+        self.spare.iter_mut().chain(&mut self.idle).for_each(|spare| spare.rename(&name));
     }
 
     /// Whether a process of it exists.
@@ -383,9 +396,16 @@ impl Uplink {
     /// If the process that carries has ended: how. Its spare takes its place, or it is started again, unless the uplink is
     /// leaving.
     pub fn reap(&mut self, epoll: &Epoll, now: Instant) -> Option<Ended> {
+        let ended = self.reap_both(epoll, now);
+        self.put_spare_away();
+        ended
+    }
+
+    fn reap_both(&mut self, epoll: &Epoll, now: Instant) -> Option<Ended> {
         if let Some((ended, _)) = self.spare.as_mut().and_then(|spare| spare.reap(epoll, now))
             && self.leaving.is_none()
             && self.kept.is_some()
+            && !ended.planned
         {
             // Its number would make every line a new one.
             debug!("{}; it stood by", ended.what);
@@ -398,7 +418,7 @@ impl Uplink {
         };
         self.part(link, now);
         add(&mut self.before, self.driver.take_counters());
-        if !std::mem::take(&mut self.said_why) {
+        if !std::mem::take(&mut self.said_why) && !ended.planned {
             self.last_error = Some(ended.what.clone());
         }
         if self.leaving.is_some() {
@@ -531,7 +551,7 @@ impl Uplink {
             about: self.device.clone(),
             pid: self.driver.pid(),
             restarts,
-            spare: self.spare.as_ref().map(Driver::is_ready),
+            spare: self.spare.as_ref().filter(|_| self.spec.spare).map(Driver::is_ready),
             blocked_by: self.behind().cloned(),
             counters,
         }
@@ -562,28 +582,6 @@ impl Uplink {
         if self.last_error.as_ref() != Some(&what) {
             warn!("{} {}: {what}", self.spec.kind(), self.spec.name);
             self.last_error = Some(what);
-        }
-    }
-}
-
-fn add(sum: &mut UplinkCounters, more: UplinkCounters) {
-    sum.to_network_packets += more.to_network_packets;
-    sum.to_network_bytes += more.to_network_bytes;
-    sum.from_network_packets += more.from_network_packets;
-    sum.from_network_bytes += more.from_network_bytes;
-    // Whose queues they were goes with the process that gave them away.
-    sum.queues.iter_mut().for_each(|queue| queue.mac = None);
-    sum.queues.resize_with(sum.queues.len().max(more.queues.len()), Default::default);
-    for (sum, more) in sum.queues.iter_mut().zip(more.queues) {
-        (sum.mac, sum.size) = (more.mac, more.size);
-        sum.packets += more.packets;
-        sum.dropped += more.dropped;
-    }
-    sum.merged += more.merged;
-    for drop in more.drops {
-        match sum.drops.iter_mut().find(|d| d.reason == drop.reason) {
-            Some(same) => same.packets += drop.packets,
-            None => sum.drops.push(drop),
         }
     }
 }

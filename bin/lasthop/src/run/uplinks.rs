@@ -1,6 +1,7 @@
 //! The supervisor's uplinks: started, joined to the switch, restarted, added and removed.
 
 use super::capture_file;
+use super::handover::Taker;
 use super::links::Links;
 use super::open_vswitch::{self, OpenVswitch};
 use super::sessions;
@@ -8,7 +9,7 @@ use super::settings_text::changed;
 use super::setup::check_new_uplink;
 use super::store::SavedUplink;
 use super::supervisor::Supervisor;
-use super::uplink::{Claim, ENDING_LIMIT, LEAVING_LIMIT, Uplink, Waiting};
+use super::uplink::{Claim, ENDING_LIMIT, LEAVING_LIMIT, Uplink, UplinkState, Waiting};
 use super::{RunError, RunError::Failed};
 use lasthop_ipc::SupervisorToSwitch;
 use lasthop_management_ipc::{
@@ -63,14 +64,23 @@ impl Supervisor {
         let program = self.uplink_program.clone().unwrap_or_else(|_| "lasthop-uplink".into());
         let (name, path, none) = (spec.name.clone(), String::new(), (0, 0));
         let config = PortConfig { id, name, path, client: true, tx_batch: none, rx_batch: none, owner: None };
-        let tokens = [0, 1].map(|n| (CHANNELS[n] | u64::from(id.0), PIDS[n] | u64::from(id.0)));
-        let mut uplink = Uplink::new(config, spec, saved, &program, tokens, self.uplink_limit);
+        let mut uplink = Uplink::new(config, spec, saved, &program, tokens(id), self.uplink_limit);
         uplink.at_once = at_once;
         uplink.made = self.taps.get(&uplink.spec.device).and_then(|mac| parse_mac(mac).ok());
         uplink.set_link(link_state(self.links.as_ref(), &uplink.spec));
         self.sessions.add(id, &uplink.config.name);
         self.uplinks.insert(id.0, uplink);
         id
+    }
+
+    /// One that another program of this process has made goes on.
+    pub(super) fn resume_uplink(&mut self, state: UplinkState, taker: &Taker) -> Result<(), String> {
+        let id = state.config.id;
+        let program = self.uplink_program.clone().unwrap_or_else(|_| "lasthop-uplink".into());
+        let mut uplink = Uplink::resumed(state, &program, tokens(id), self.uplink_limit, &self.epoll, taker)?;
+        uplink.set_link(link_state(self.links.as_ref(), &uplink.spec));
+        self.uplinks.insert(id.0, uplink);
+        Ok(())
     }
 
     /// Has the kernel say how interfaces are from now on; `token`: under which it is reported that it has.
@@ -171,6 +181,8 @@ impl Supervisor {
                 if !uplink.remove_device(&self.epoll, now, LEAVING_LIMIT) {
                     self.uplink_is_gone(id);
                 }
+            } else if let Some(ended) = ended.as_ref().filter(|ended| ended.planned) {
+                info!("{}; its new program takes its place", ended.what);
             } else if let Some(ended) = ended {
                 warn!("{}; {}", ended.what, ended.remedy());
                 let process = uplink.process();
@@ -425,6 +437,11 @@ impl Supervisor {
             uplink.hasten(now);
         }
     }
+}
+
+/// Of its two processes.
+fn tokens(id: PortId) -> [(u64, u64); 2] {
+    [0, 1].map(|n| (CHANNELS[n] | u64::from(id.0), PIDS[n] | u64::from(id.0)))
 }
 
 fn parse_vlans(list: Option<String>) -> Result<Option<Vlans>, String> {

@@ -121,6 +121,11 @@ impl Watchdog {
         }
     }
 
+    /// What its threads count in.
+    pub fn page(&self) -> &Pulse {
+        &self.pulse
+    }
+
     /// Finds out within another limit.
     pub fn set_limit(&mut self, limit: Duration, longest_round: Duration, now: Instant) {
         // Whoever has the limit changed again and again does not put the next look off.

@@ -55,9 +55,18 @@ pub trait SwitchProxy {
     /// Gives a port another name. Its front-end stays connected; settings, access lists, mirrors and static addresses go by the new name.
     async fn port_rename(&mut self, name: &str, to: &str) -> zlink::Result<Result<PortChanged, ApiError>>;
 
-    /// Has another switch take over while all goes on: `lasthop-switch` of this directory, or what is in the place of the one that runs. `messages`: what
-    /// its build says to others (`lasthop messages` of that build prints it).
-    async fn upgrade(&mut self, programs: Option<&str>, messages: &str) -> zlink::Result<Result<Upgraded, ApiError>>;
+    /// Has newly installed programs take the place of those that run while all goes on: those of this directory, or what is in the place of those that
+    /// run. `messages`: what their build says to others (`lasthop messages` of that build prints it). `processes`: `switch`, `sessions`, `uplinks`,
+    /// `control` or `run`; with `all`, those whose program is the same file too. Whoever loses the connection, as happens when control is replaced, asks
+    /// once more with the same `attempt`, and is told what came of it.
+    async fn upgrade(
+        &mut self,
+        programs: Option<&str>,
+        messages: &str,
+        processes: &str,
+        all: bool,
+        attempt: &str,
+    ) -> zlink::Result<Result<Upgraded, ApiError>>;
 
     /// Removes a port and ends its connection.
     async fn port_del(&mut self, name: &str) -> zlink::Result<Result<PortChanged, ApiError>>;

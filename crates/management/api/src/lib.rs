@@ -33,7 +33,7 @@ pub use set::{AddressSet, SetChanged, SetPage};
 pub use trace::{TraceOutput, TraceReport};
 pub use translation::Translation;
 pub use types::*;
-pub use upgrade::{PortPause, Upgraded};
+pub use upgrade::{KeptProcess, NewProcess, PortPause, Upgraded};
 
 /// Name of the interface.
 pub const INTERFACE: &str = "org.lasthop.Switch";

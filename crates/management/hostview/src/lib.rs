@@ -140,6 +140,58 @@ impl HostMonitor {
     }
 }
 
+/// What another program of this process, which it becomes by execve(2), goes on with. `F`: a descriptor.
+#[derive(Clone, Debug)]
+pub struct Handed<F> {
+    /// The memory.
+    pub view: F,
+    /// Without a program: nothing is known of cores and VMs.
+    pub program: Option<HandedProgram<F>>,
+}
+
+/// The same of the program.
+#[derive(Clone, Debug)]
+pub struct HandedProgram<F> {
+    /// The map of VMs, the program that looks at a core, the one at the tracepoint, and its attachment.
+    pub descriptors: [F; 4],
+    /// Ports and their VMs' processes.
+    pub ports: Vec<(u32, u32)>,
+    /// Processes and their slots.
+    pub slots: Vec<(u32, u32)>,
+    /// Slot given last.
+    pub last: u32,
+}
+
+impl HostMonitor {
+    /// What another program of this process goes on with.
+    pub fn hand_over<F>(&self, mut fd: impl FnMut(BorrowedFd<'_>) -> F) -> Handed<F> {
+        let pairs = |map: &BTreeMap<u32, u32>| map.iter().map(|(key, value)| (*key, *value)).collect();
+        let program = self.program.as_ref().map(|program| {
+            let (on_switch, attached) = &program._on_switch;
+            let descriptors = [program.vms.as_fd(), program.look.as_fd(), on_switch.as_fd(), attached.as_fd()];
+            HandedProgram {
+                descriptors: descriptors.map(&mut fd),
+                ports: pairs(&program.ports),
+                slots: pairs(&program.slots),
+                last: program.last,
+            }
+        });
+        Handed { view: fd(self.view.as_fd()), program }
+    }
+
+    /// Goes on with it.
+    pub fn resumed(Handed { view, program }: Handed<OwnedFd>) -> Self {
+        let program =
+            program.map(|HandedProgram { descriptors: [vms, look, on_switch, attached], ports, slots, last }| {
+                let cores = topology::possible(Path::new(topology::SYSFS));
+                let (ports, slots) = (ports.into_iter().collect(), slots.into_iter().collect());
+                let (vms, look) = (BpfMap::kept(vms, 4, VM_VALUE), BpfProgram::kept(look));
+                Program { vms, look, _on_switch: (BpfProgram::kept(on_switch), attached), cores, ports, slots, last }
+            });
+        Self { view, program }
+    }
+}
+
 impl Program {
     fn register(&mut self, port: u32, tgid: u32) -> Option<u32> {
         if !self.slots.contains_key(&tgid) {

@@ -148,13 +148,44 @@ pub enum SupervisorToControl {
     },
 }
 
-/// Another switch has taken over.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// Processes that newly installed programs can take the place of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Processes {
+    /// The switch.
+    Switch,
+    /// The ports' session processes.
+    Sessions,
+    /// Those of uplinks, and of ports that are interfaces.
+    Uplinks,
+    /// Control, or what decides in its place.
+    Control,
+    /// `lasthop run` itself.
+    Run,
+}
+
+/// Most processes that an answer names.
+pub const MAX_UPGRADED: usize = 256;
+
+/// What has been replaced.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Upgraded {
-    /// Its process.
-    pub switch: u32,
-    /// Ports that have gone over, and for how many nanoseconds none of a port's packets moved; `None` if it had no rings.
+    /// At most [`MAX_UPGRADED`].
+    pub processes: Vec<NewProcess>,
+    /// Processes that go on with the program that they were started with, at most [`MAX_UPGRADED`], and why.
+    pub kept: Vec<(String, String)>,
+    /// Of a switch: ports that have gone over, and for how many nanoseconds none of a port's packets moved; `None` if it had no rings.
     pub pauses: Vec<(PortId, Option<u64>)>,
+}
+
+/// A process that has taken the place of another.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NewProcess {
+    /// What it is called.
+    pub process: String,
+    /// Its number.
+    pub pid: u32,
+    /// From the end of the one before, or the beginning of the change, until it did its work, in nanoseconds.
+    pub took: u64,
 }
 
 /// A mirror, by the names of its ports, which need not be there.
@@ -440,14 +471,20 @@ pub enum ControlToSupervisor {
         /// Its name.
         name: String,
     },
-    /// Have another switch take over.
+    /// Have newly installed programs take the place of those that run.
     Upgrade {
         /// Echoed in the reply.
         request: u64,
-        /// Where its program is, if not in the place of the one that runs.
+        /// Where they are, if not in the place of those that run.
         programs: Option<String>,
-        /// What the new programs say to each other.
+        /// What they say to each other.
         messages: String,
+        /// Which are to be replaced.
+        processes: Processes,
+        /// Those whose program is the same file, too.
+        all: bool,
+        /// The same when the same is asked once more, because the answer has not come.
+        attempt: String,
     },
     /// Call a port something else; all that goes by its name goes by the new one.
     PortRename {

@@ -38,15 +38,15 @@ pub use cycles::cycles;
 pub use epoll::{Epoll, Trigger};
 pub use eventfd::EventFd;
 #[cfg(any(test, feature = "supervisor"))]
-pub use handed::{memfd, sealed_memfd};
+pub use handed::{duplicate, memfd, sealed_memfd, sealed_with, set_descriptor_flags};
 pub use inherit::inherited_fd;
 #[cfg(any(test, feature = "supervisor"))]
 pub use peer::peer_groups;
 pub use peer_event::{PeerEvent, PeerEventError, SIGNALLING_THREADS, prepare_peer_events};
 #[cfg(any(test, feature = "supervisor"))]
 pub use process::{
-    PidFd, SignalFd, Watched, bind_when_started, die_with_parent, keep_descriptors_from_children, outlive_terminal,
-    take_short_turns_when_started,
+    PidFd, Process, SignalFd, Watched, bind_when_started, die_with_parent, keep_descriptors_from_children,
+    outlive_terminal, take_short_turns_when_started,
 };
 pub use pulse::{Beat, map_pulse};
 #[cfg(any(test, feature = "supervisor"))]

@@ -3,11 +3,45 @@
 use crate::CpuList;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, pidfd_open, pidfd_send_signal, waitpid};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::os::unix::process::CommandExt;
-use std::process::{Child, Command};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, ExitStatus};
+
+/// A child of this process, whichever program has started it: execve(2) changes the program, and children stay.
+#[derive(Debug)]
+pub struct Process {
+    pid: Pid,
+    ended: Option<ExitStatus>,
+}
+
+impl Process {
+    /// One that this program has started.
+    pub fn of(child: &Child) -> Result<Self, Errno> {
+        Self::kept(child.id())
+    }
+
+    /// One that the program before this one has started and has not waited for.
+    pub fn kept(pid: u32) -> Result<Self, Errno> {
+        let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(Errno::SRCH)?;
+        Ok(Self { pid, ended: None })
+    }
+
+    /// Its number.
+    pub fn id(&self) -> u32 {
+        self.pid.as_raw_nonzero().get() as u32
+    }
+
+    /// How it ended, if it has; collects it then. `CHILD`: it is no child of ours.
+    pub fn try_wait(&mut self) -> Result<Option<ExitStatus>, Errno> {
+        if self.ended.is_none() {
+            let waited = rustix::io::retry_on_intr(|| waitpid(Some(self.pid), WaitOptions::NOHANG))?;
+            self.ended = waited.map(|(_, status)| ExitStatus::from_raw(status.as_raw()));
+        }
+        Ok(self.ended)
+    }
+}
 
 /// A descriptor of a child process (pidfd_open(2)): readable once it has ended.
 #[derive(Debug)]
@@ -18,6 +52,11 @@ impl PidFd {
     pub fn of(child: &Child) -> Result<Self, Errno> {
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or(Errno::SRCH)?;
         Ok(Self(pidfd_open(pid, PidfdFlags::empty())?))
+    }
+
+    /// One that another program of this process has made.
+    pub fn kept(fd: OwnedFd) -> Self {
+        Self(fd)
     }
 
     /// Ends the process at once (SIGKILL). One that has ended already is no error.
@@ -196,7 +235,6 @@ impl AsFd for SignalFd {
 mod tests {
     use super::*;
     use crate::{Epoll, Trigger};
-    use std::os::unix::process::ExitStatusExt;
 
     #[test]
     fn pidfd_reports_the_end_and_kills() {
@@ -211,6 +249,19 @@ mod tests {
         assert_eq!(ready.len(), 1);
         assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGKILL));
         pidfd.kill().unwrap();
+    }
+
+    #[test]
+    fn a_child_is_collected_once_by_its_number() {
+        let mut child = Command::new("sleep").arg("600").spawn().unwrap();
+        let (pidfd, mut process) = (PidFd::of(&child).unwrap(), Process::kept(child.id()).unwrap());
+        assert_eq!((process.try_wait(), process.id()), (Ok(None), child.id()));
+        pidfd.kill().unwrap();
+        assert!(pidfd.has_ended_within(std::time::Duration::from_secs(20)));
+        let ended = process.try_wait().unwrap().unwrap();
+        assert_eq!((ended.signal(), process.try_wait()), (Some(libc::SIGKILL), Ok(Some(ended))));
+        assert_eq!(Process::of(&child).unwrap().try_wait(), Err(Errno::CHILD), "it was collected");
+        assert!(child.wait().is_err());
     }
 
     #[test]

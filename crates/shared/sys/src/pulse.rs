@@ -113,6 +113,11 @@ mod page {
             Ok(Self { page: sealed_memfd("lasthop-pulse", (SLOTS * LINE) as u64)?, bytes: Vec::new() })
         }
 
+        /// Of a process that another program of this process has started.
+        pub fn kept(page: OwnedFd) -> Self {
+            Self { page, bytes: Vec::new() }
+        }
+
         /// The threads there are, as they say.
         pub fn read(&mut self) -> impl Iterator<Item = Sign> {
             let mut head = [0; LINE];

@@ -19,6 +19,16 @@ impl Announcements {
         *self = Self { left: TIMES, at: None };
     }
 
+    /// How many are to come, and when the next is due.
+    pub fn to_come(&self) -> (u32, Option<Instant>) {
+        (self.left, self.at)
+    }
+
+    /// So many are to come.
+    pub fn that_come(left: u32, at: Option<Instant>) -> Self {
+        Self { left, at }
+    }
+
     /// No more.
     pub fn stop(&mut self) {
         *self = Self::default();

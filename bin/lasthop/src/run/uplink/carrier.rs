@@ -17,17 +17,17 @@ const SETTLE: Duration = Duration::from_millis(250);
 #[derive(Debug)]
 pub struct Carrier {
     /// As it is gone by.
-    now: LinkState,
+    pub(super) now: LinkState,
     /// As it was last heard of.
-    heard: LinkState,
+    pub(super) heard: LinkState,
     /// Before this nothing new is gone by.
-    settled_at: Option<Instant>,
+    pub(super) settled_at: Option<Instant>,
     /// It was up while it was open: from then on every change is news.
-    was_up: bool,
+    pub(super) was_up: bool,
     /// That it is not up was said.
-    told: bool,
+    pub(super) told: bool,
     /// Somebody has set it down since then: it stays down when its process opens it anew.
-    set_down: bool,
+    pub(super) set_down: bool,
 }
 
 impl Default for Carrier {

@@ -4,6 +4,7 @@
 //! namespace, as interfaces do, whatever directories and mounts two instances have, and they go with the process that holds the socket.
 //! Anybody may take such a name, so only the word of a process of root's or our own user counts.
 
+use super::super::handover::{Fd, Giver, Taker};
 use rustix::io::Errno;
 use rustix::net::netdevice::name_to_index;
 use rustix::net::sockopt::socket_peercred;
@@ -89,6 +90,16 @@ impl Claim {
             Some(claim) if index_of(device).is_ok_and(|index| index == claim.index) => Ok(Some(claim)),
             _ => Self::take(device),
         }
+    }
+
+    /// What another program of this process goes on with.
+    pub fn hand_over(&self, giver: &mut Giver) -> (u32, Fd) {
+        (self.index, giver.fd(&self.listener))
+    }
+
+    /// Goes on with it.
+    pub fn resumed((index, listener): (u32, Fd), taker: &Taker) -> Result<Self, String> {
+        Ok(Self { index, listener: taker.fd(listener)? })
     }
 
     /// Lets go of those that have asked: the kernel keeps them for us until then.

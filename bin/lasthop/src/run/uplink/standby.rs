@@ -17,11 +17,11 @@ const LEAVE_LIMIT: Duration = Duration::from_secs(3);
 #[derive(Debug, Default)]
 pub struct Standby {
     /// It has been up before.
-    known: bool,
-    listen_until: Option<Instant>,
+    pub(super) known: bool,
+    pub(super) listen_until: Option<Instant>,
     /// The uplink that carries the frames of the same segment.
-    behind: Option<String>,
-    leave_by: Option<Instant>,
+    pub(super) behind: Option<String>,
+    pub(super) leave_by: Option<Instant>,
     /// In which the network is told of the stations behind it.
     pub(super) announcements: Announcements,
 }

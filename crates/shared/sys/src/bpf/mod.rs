@@ -168,6 +168,11 @@ fn last_line(log: &str) -> String {
 pub struct BpfProgram(OwnedFd);
 
 impl BpfProgram {
+    /// One that another program of this process has loaded.
+    pub fn kept(fd: OwnedFd) -> Self {
+        Self(fd)
+    }
+
     /// Loads the instructions. `license` as the kernel knows it: many helpers want one compatible with the GPL.
     pub fn load(kind: ProgramKind, name: &CStr, license: &CStr, instructions: &[u64]) -> Result<Self, LoadError> {
         #[repr(C)]

@@ -1,0 +1,64 @@
+//! The program of a child process: whether another has been installed since, and the way back to the one before.
+
+use super::Child;
+use rustix::fs::{Mode, OFlags, fstat, open, stat};
+use serde::{Serialize, de::DeserializeOwned};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
+    /// Where to execute its program, and the program's file. It may have changed its place by the time that it is executed: then it is
+    /// taken to be another one later on.
+    pub(super) fn program_file(&self) -> (PathBuf, Option<OwnedFd>) {
+        match &self.held {
+            // It has no name any more. The process to be may not be us, so its own descriptors are of no use.
+            Some(held) => {
+                let path = format!("/proc/{}/fd/{}", std::process::id(), held.as_raw_fd());
+                (path.into(), held.try_clone().ok())
+            }
+            None => {
+                let file = open(&self.path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+                (self.path.clone(), file.ok())
+            }
+        }
+    }
+
+    /// Whether it runs another file than the one at its program's place. Not where there is none.
+    pub fn is_outdated(&self) -> bool {
+        self.runs_another_than(&self.path)
+    }
+
+    /// Whether it runs another file than this.
+    pub fn runs_another_than(&self, path: &Path) -> bool {
+        let program = self.running.as_ref().and_then(|running| running.program.as_ref());
+        let Some((program, there)) = program.zip(stat(path).ok()) else { return false };
+        fstat(program).is_ok_and(|runs| (runs.st_dev, runs.st_ino) != (there.st_dev, there.st_ino))
+    }
+
+    /// From the next start on it is the program at this place. What comes back is the file of the one that runs.
+    pub fn set_program(&mut self, path: PathBuf) -> Option<OwnedFd> {
+        (self.path, self.held) = (path, None);
+        self.running.as_ref()?.program.as_ref()?.try_clone().ok()
+    }
+
+    /// The program that was to be started next does not do: from the next start on it is this file.
+    pub fn go_back_to(&mut self, program: Option<OwnedFd>) {
+        self.held = program;
+        self.backoff.reset();
+        self.start_at = std::time::Instant::now();
+        self.failed_starts = 0;
+    }
+
+    /// Ends it at once, so that another can take its place. Its end is reported like any other, as planned.
+    pub fn make_way(&mut self) {
+        if let Some(running) = &mut self.running {
+            running.planned = true;
+        }
+        self.kill();
+    }
+
+    /// How often in a row it has ended before it was ready.
+    pub fn failed_starts(&self) -> u32 {
+        self.failed_starts
+    }
+}
