@@ -4,11 +4,11 @@
 //! Whoever may connect chooses the descriptors that come along: closing one may take for ever, as may asking it anything. All are taken, none but a Unix socket
 //! is used, and all are closed aside, as are the connections, in which more may lie unread.
 
+use crate::answers::{Answers, Unread};
 use crate::upcalls::Upcalls;
 use lasthop_sys::{Aside, Foreign, receive_with_fds};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{AddressFamily, RecvFlags, ReturnFlags, SendFlags, send, sockopt};
-use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
@@ -106,15 +106,15 @@ pub(crate) struct Client {
     /// It waits for the answers to what it has sent.
     pub asks: bool,
     /// What it waits for.
-    answers: VecDeque<Vec<u8>>,
+    answers: Answers,
     upcalls: Upcalls,
     /// The socket has no room.
     full: bool,
 }
 
 impl Client {
-    /// What it sends is closed by `aside`.
-    pub fn new(socket: OwnedFd, aside: &Arc<Aside>) -> io::Result<Self> {
+    /// What it sends is closed by `aside`; what it does not read is part of `unread`.
+    pub fn new(socket: OwnedFd, aside: &Arc<Aside>, unread: &Unread) -> io::Result<Self> {
         let process = sockopt::socket_peercred(&socket).ok().map(|peer| peer.pid.as_raw_nonzero().get());
         let process = process.and_then(|pid| u32::try_from(pid).ok());
         let socket = Socket::new(Foreign::new(socket, aside), Interest::READABLE | Interest::WRITABLE)?;
@@ -123,7 +123,7 @@ impl Client {
             second: None,
             process,
             asks: false,
-            answers: VecDeque::new(),
+            answers: Answers::new(unread),
             upcalls: Upcalls::default(),
             full: false,
         })
@@ -186,7 +186,7 @@ impl Client {
 
     /// Sends it what it waits for, when there is room.
     pub fn queue(&mut self, datagram: Vec<u8>) {
-        self.answers.push_back(datagram);
+        self.answers.push(datagram);
         if !self.full {
             self.flush();
         }
@@ -204,6 +204,11 @@ impl Client {
     /// Whether an upcall of this port's would find room.
     pub fn has_room_for(&self, port: u32) -> bool {
         self.upcalls.has_room_for(port)
+    }
+
+    /// How much of memory answers take that it has not read.
+    pub fn unread(&self) -> usize {
+        self.answers.bytes()
     }
 
     /// Datagrams wait for room.
@@ -230,7 +235,7 @@ impl Client {
 }
 
 /// Sends what there is room for. False if that is not all.
-fn send_all(fd: BorrowedFd<'_>, answers: &mut VecDeque<Vec<u8>>, upcalls: &mut Upcalls) -> bool {
+fn send_all(fd: BorrowedFd<'_>, answers: &mut Answers, upcalls: &mut Upcalls) -> bool {
     // One that is gone is heard of when it is read from; what is too long for a socket nobody can be sent.
     let send = |datagram: &[u8]| {
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
@@ -240,7 +245,7 @@ fn send_all(fd: BorrowedFd<'_>, answers: &mut VecDeque<Vec<u8>>, upcalls: &mut U
         if !send(datagram) {
             return false;
         }
-        answers.pop_front();
+        answers.pop();
     }
     while let Some(datagram) = upcalls.front() {
         if !send(datagram) {
@@ -333,7 +338,7 @@ mod tests {
         runtime.block_on(async {
             for way in 0..5 {
                 let ([theirs, ours], aside) = (pair(), Aside::new("test"));
-                let mut client = Client::new(ours, &aside).expect("a client");
+                let mut client = Client::new(ours, &aside, &Unread::default()).expect("a client");
                 let ((end, other), [second, kept]) = (lingering(), pair());
                 let hello = [HELLO, &[0; 12]].concat();
                 match way {

@@ -1,5 +1,6 @@
 //! `lasthop-ovs`: takes `lasthop-control`'s place where Open vSwitch decides. Started by `lasthop run --control ovs`.
 
+mod answers;
 mod client;
 mod presence;
 mod record;

@@ -9,7 +9,7 @@
 //! file of the outline) the next client's number. Each is written last, so a note is there or not, whenever this process is killed. In that file follows a secret, which proves to
 //! the next process that a client's number is its own.
 
-use rustix::fs::ftruncate;
+use rustix::fs::{fstat, ftruncate};
 use rustix::io::{Errno, pread, pwrite, retry_on_intr};
 use std::os::fd::OwnedFd;
 
@@ -125,6 +125,11 @@ impl Record {
             notes.truncate(have);
         }
         (record, notes)
+    }
+
+    /// A process before could keep nothing in it: what there was is gone. A new one has empty files.
+    pub fn was_lost(&self) -> bool {
+        self.age == 0 && self.files.iter().any(|file| fstat(file).is_ok_and(|stat| stat.st_size > 0))
     }
 
     /// The number of the next client; 0 is the kernel itself.
@@ -292,7 +297,7 @@ mod tests {
     #[test]
     fn the_next_process_reads_what_was_noted() {
         let (mut record, notes) = Record::open(files(), Of::All);
-        assert!(notes.is_empty() && record.next_pid() == 1);
+        assert!(notes.is_empty() && record.next_pid() == 1 && !record.was_lost());
         record.add(b"lost");
         assert!(record.is_full(), "it has to be begun");
         all_anew(&mut record, b"one ");
@@ -374,7 +379,8 @@ mod tests {
         record.begin();
         record.anew = Some(MOST);
         record.part(b"x", false);
-        assert!(Record::open(same(&record), Of::All).1.is_empty() && !record.is_kept(), "none count");
+        let (next, notes) = Record::open(same(&record), Of::All);
+        assert!(notes.is_empty() && next.was_lost() && !record.is_kept(), "none count");
         // At once it would fail for the same reason.
         assert!(!record.is_begun() && !record.is_full());
         record.set_now(WAIT - 1);

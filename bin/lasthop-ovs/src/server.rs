@@ -1,5 +1,6 @@
 //! The sockets of Open vSwitch's programs, and the device by which packets come whole, around the datapath that they speak of.
 
+use crate::answers::Unread;
 use crate::client::{Client, Event, MAX_REQUEST, Socket};
 use crate::presence::Presence;
 use crate::record::{Of, Record};
@@ -63,6 +64,10 @@ pub(crate) struct Server {
     clients_changed: bool,
     /// That nobody is let in has been said.
     stuck: bool,
+    /// What clients have not read.
+    unread: Unread,
+    /// That somebody was let go for it has been said.
+    was_unread: bool,
 }
 
 impl Server {
@@ -80,7 +85,11 @@ impl Server {
         if !notes.is_empty() {
             datapath.set_now(lasthop_control::now_ms());
             let (ports, flows) = datapath.restore(notes);
-            if all.is_empty() {
+            if record.was_lost() {
+                tracing::warn!(
+                    "going on with {ports} ports of Open vSwitch's, without its flows: there was no record of these (it said so above)"
+                );
+            } else if all.is_empty() {
                 tracing::info!("going on with {ports} ports of Open vSwitch's, as with the `lasthop run` before");
             } else {
                 tracing::info!("going on with {ports} ports and {flows} flows of Open vSwitch's");
@@ -111,6 +120,8 @@ impl Server {
             aside,
             presence: Presence::new(lasthop_control::now_ms()),
             clients_changed: false,
+            unread: Unread::default(),
+            was_unread: false,
         })
     }
 
@@ -196,7 +207,7 @@ impl Server {
         if self.clients.len() >= MAX_CLIENTS {
             return tracing::warn!("{MAX_CLIENTS} sockets of Open vSwitch are open already; one more is refused");
         }
-        match Client::new(socket, &self.aside) {
+        match Client::new(socket, &self.aside, &self.unread) {
             Ok(client) => {
                 let pid = self.free_number();
                 self.outline.set_next_pid(self.next_pid);
@@ -246,6 +257,23 @@ impl Server {
         self.clients_changed = true;
     }
 
+    /// Of clients that have left too much unread together, the one with most. Open vSwitch's library connects it anew, and says that something was lost.
+    fn let_go_of_who_does_not_read(&mut self) {
+        if !self.unread.is_too_much() {
+            return;
+        }
+        let Some((pid, client)) = self.clients.iter().max_by_key(|(_, client)| client.unread()) else { return };
+        if !std::mem::replace(&mut self.was_unread, true) {
+            let process = client.process.unwrap_or_default();
+            tracing::warn!(
+                "a program of Open vSwitch's (pid {process}) asks without reading the answers: its socket is closed, with {} bytes in it",
+                client.unread()
+            );
+        }
+        let pid = *pid;
+        self.forget(pid);
+    }
+
     /// A part of all there is to note, if that is being noted anew. Packets and requests have their turn before the next.
     fn note_anew(&mut self) {
         if let Some(from) = self.anew.take().filter(|_| self.record.is_begun()) {
@@ -286,7 +314,8 @@ impl Server {
             self.datapath.connected(number);
         }
         client.welcome(number, self.proof(number));
-        if let Some(process) = client.process.filter(|_| before != 0 && !(is_own && self.datapath.is_made())) {
+        // Where there is a datapath it is what the client asks about, whatever it says of itself.
+        if let Some(process) = client.process.filter(|_| before != 0 && !self.datapath.is_made()) {
             self.presence.is_left_over(process);
         }
         self.clients.insert(number, client);
@@ -311,6 +340,7 @@ impl Server {
                 if let Some(client) = self.clients.get_mut(&pid) {
                     client.queue(datagram);
                 }
+                self.let_go_of_who_does_not_read();
             }
             Out::Finished(pid) => {
                 if let Some(client) = self.clients.get_mut(&pid) {
@@ -456,8 +486,8 @@ impl Decider for Server {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lasthop_ovs_abi::family::{self, command, datapath};
-    use lasthop_ovs_abi::netlink::Writer;
+    use lasthop_ovs_abi::family::{self, command, control, datapath};
+    use lasthop_ovs_abi::netlink::{Writer, kind};
     use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketType, recv, socket_with, socketpair};
     use std::future::poll_fn;
     use std::os::fd::AsFd;
@@ -562,6 +592,62 @@ mod tests {
             server.datapath.request(1, to.into_bytes());
             server.take(1);
             assert_eq!([(); 3].map(|()| server.free_number()), [1, 8000, 8001]);
+        });
+    }
+
+    /// They were kept until somebody read them: 1.5 GB within seconds.
+    #[test]
+    fn who_asks_and_does_not_read_is_let_go() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("ovs.sock");
+            let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+            rustix::net::bind(&listener, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+            rustix::net::listen(&listener, 16).unwrap();
+            let record = [(); 2].map(|()| [(); 2].map(|()| lasthop_sys::memfd("record", 0).unwrap()));
+            let (frames, _) = UnixDatagram::pair().unwrap();
+            let mut server = Server::new(listener, frames.into(), record, 4096).unwrap();
+            let mut to = Writer::new();
+            to.begin(kind::CONTROL, 1, 1, 0);
+            to.raw(&[control::GET_FAMILY, 2, 0, 0]);
+            to.text(control::FAMILY_NAME, "ovs_vport");
+            to.end();
+            let question = to.into_bytes();
+            let questions = question.repeat(MAX_REQUEST / question.len());
+            let (hoards, reads) = (connect(&path, (0, 0)), connect(&path, (0, 0)));
+            welcomed(&mut server, &hoards).await;
+            let number = welcomed(&mut server, &reads).await;
+            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+            let mut rounds = 0;
+            loop {
+                match rustix::net::send(&hoards[0], &questions, flags) {
+                    Ok(_) => rounds += 1,
+                    Err(Errno::AGAIN) => {}
+                    Err(_) => break,
+                }
+                let _ = poll_fn(|cx| Poll::Ready(server.poll(cx))).await;
+                server.take(1);
+                assert!(!server.unread.is_too_much() && rounds < 1000, "{rounds}");
+                tokio::task::yield_now().await;
+            }
+            // Whoever reads is answered.
+            assert!(rounds > 10 && server.clients.contains_key(&number.0));
+            let mut answer = [0; 256];
+            for _ in 0..20 {
+                rustix::net::send(&reads[0], &question, flags).unwrap();
+                let mut turn = 0;
+                loop {
+                    let _ = poll_fn(|cx| Poll::Ready(server.poll(cx))).await;
+                    server.take(1);
+                    match recv(&reads[0], &mut answer[..], RecvFlags::DONTWAIT) {
+                        Ok((len, _)) => break assert!(len > question.len()),
+                        Err(_) => assert!(turn < 1000, "no answer"),
+                    }
+                    turn += 1;
+                    sleep(Duration::from_millis(1)).await;
+                }
+            }
         });
     }
 
