@@ -281,7 +281,8 @@ impl Fragments {
         }
     }
 
-    /// The packet in fragments, none longer than this; as it is if it is not longer itself.
+    /// The packet in fragments, none longer than this; as it is if it is not longer itself. None if there would be more of them than a packet is put together of: it has
+    /// not come like that.
     pub fn cut(&mut self, frame: Vec<u8>, longest: u16) -> Vec<Vec<u8>> {
         let longest = usize::from(longest);
         let cut = match ip_of(&frame) {
@@ -303,6 +304,9 @@ fn cut_v4(frame: &[u8], ip: usize, longest: usize) -> Option<Vec<Vec<u8>>> {
     let data = frame.get(ip + header..ip + usize::from(be16(frame, ip + 2)?))?;
     let size = longest.checked_sub(header)? & !7;
     if size == 0 {
+        return None;
+    }
+    if data.len().div_ceil(size) > MOST_PARTS {
         return None;
     }
     let dont = be16(frame, ip + 6)? & DONT;
@@ -340,6 +344,9 @@ fn cut_v6(frame: &[u8], ip: usize, longest: usize, id: u32) -> Option<Vec<Vec<u8
     let data = frame.get(at..ip + 40 + usize::from(be16(frame, ip + 4)?))?;
     let size = longest.checked_sub(at - ip + 8)? & !7;
     if size == 0 {
+        return None;
+    }
+    if data.len().div_ceil(size) > MOST_PARTS {
         return None;
     }
     let mut head = frame.get(..at)?.to_vec();

@@ -105,7 +105,7 @@ impl Datapath {
 
     /// A client asks for something. It is to ask for nothing else before that is [`Out::Finished`].
     pub fn request(&mut self, pid: u32, datagram: Vec<u8>) {
-        self.waiting.push_back((pid, datagram));
+        self.waiting.push(pid, datagram);
         self.next_job();
     }
 
@@ -121,8 +121,7 @@ impl Datapath {
                 self.answer_when_told(told);
                 continue;
             }
-            let next = self.turns.has_room().then(|| self.waiting.pop_front());
-            let Some((pid, datagram)) = next.flatten() else { return };
+            let Some((pid, datagram)) = self.turns.next_of(&mut self.waiting) else { return };
             let needs = self.needs(&datagram);
             self.active = Some(Job::new(pid, datagram));
             self.gather(needs);
@@ -201,7 +200,9 @@ impl Datapath {
                 return self.gather(Needs { ends, ..Needs::default() });
             }
             let Some(mut job) = self.active.take() else { return };
+            let before = self.left_of_turn();
             self.carry_out_more(&mut job, &datagram);
+            self.took(job.pid(), before);
             if job.done < datagram.len() {
                 (job.datagram, job.rounds) = (Some(datagram), 0);
             }

@@ -150,7 +150,7 @@ pub struct Datapath {
     /// That the registry was full has been said.
     was_full: bool,
     random: u64,
-    waiting: VecDeque<(u32, Vec<u8>)>,
+    waiting: turns::Waiting,
     active: Option<Job>,
     /// Requests that end many connections, and those that have.
     flushes: VecDeque<Flush>,
@@ -199,7 +199,7 @@ impl Datapath {
     pub fn disconnected(&mut self, pid: u32) {
         self.clients.remove(&pid);
         self.full.retain(|(of, _)| *of != pid);
-        self.waiting.retain(|(of, _)| *of != pid);
+        self.waiting.forget(pid);
         self.forget_flushes(pid);
     }
 

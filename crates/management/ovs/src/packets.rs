@@ -210,7 +210,7 @@ impl Datapath {
         let longest = found.get(usize::from(packet::MRU)).copied().flatten();
         let longest = longest.map(|longest| longest.try_into().map(u16::from_ne_bytes).map_err(|_| Refused::RANGE));
         self.walk(metadata, frame, Some(&acts), longest.transpose()?);
-        Ok(())
+        if self.turns.gives_up() { self.too_much().map(drop) } else { Ok(()) }
     }
 
     /// Carries out what is to become of a whole frame: what these actions say, or the flows that it meets. False if it met none at first or
@@ -241,7 +241,8 @@ impl Datapath {
         of_use
     }
 
-    pub(crate) fn carry_out(&mut self, effect: Effect) {
+    /// Does it. How many frames or upcalls it was.
+    pub(crate) fn carry_out(&mut self, effect: Effect) -> usize {
         match effect {
             Effect::Output { port, start, rest, longest, tunnel } => {
                 let mut frame = [&start[..], &rest.bytes].concat();
@@ -251,6 +252,7 @@ impl Datapath {
                     None => vec![frame],
                 };
                 frames.iter().for_each(|frame| self.output(port, frame, tunnel.as_deref()));
+                return frames.len();
             }
             Effect::Miss { key, start, rest } => {
                 self.misses += 1;
@@ -274,6 +276,7 @@ impl Datapath {
                 self.upcall(&Upcall { command, pid, key, start: &start, rest, userdata, acts, egress });
             }
         }
+        1
     }
 
     fn output(&mut self, port: u32, frame: &[u8], tunnel: Option<&Tunnel>) {

@@ -223,11 +223,11 @@ impl Datapath {
         job.told |= self.change(changes);
     }
 
-    /// What a datagram asks for is more than is answered at once.
-    fn too_much(&mut self) -> Reply {
+    /// What is asked for is more than is answered or sent at once.
+    pub(crate) fn too_much(&mut self) -> Reply {
         if !std::mem::replace(&mut self.was_too_much, true) {
             tracing::warn!(
-                "a program of Open vSwitch's asks for more at once than is answered (ENOBUFS): what is beyond that is refused"
+                "a program of Open vSwitch's asks for more at once than is done (ENOBUFS): what is beyond that is refused"
             );
         }
         Err(Refused::NO_BUFFERS)

@@ -9,12 +9,20 @@ const LEN: usize = 60_000;
 
 /// A request that sends a packet out so often.
 fn execute(outputs: usize, len: usize, pid: u32) -> Vec<u8> {
+    execute_cut(outputs, len, pid, None)
+}
+
+/// The same of a packet that has come in fragments, none of which was longer than this.
+fn execute_cut(outputs: usize, len: usize, pid: u32, longest: Option<u16>) -> Vec<u8> {
     let mut to = Writer::new();
     to.begin(family::PACKET.id, 1 | flag::ACK, SEQUENCE, pid);
     to.ovs_header(packet_command::EXECUTE, 1, 0);
     to.attribute(packet::PACKET, &udp(len));
     to.nest(packet::KEY, |to| to.number(3, 1));
     to.nest(packet::ACTIONS, |to| (0..outputs).for_each(|_| output(2)(to)));
+    if let Some(longest) = longest {
+        to.attribute(packet::MRU, &longest.to_ne_bytes());
+    }
     to.end();
     to.into_bytes()
 }
@@ -135,4 +143,104 @@ fn answers_to_one_datagram_have_a_bound() {
     assert!(bytes < 5 << 20, "{bytes}");
     let refused = site.answers.iter().filter(|answer| only(answer).kind == kind::ERROR);
     assert_eq!((site.answers.len(), error_of(&refused.cloned().collect::<Vec<_>>())), (1000, Refused::NO_BUFFERS.0));
+}
+
+/// With more than 64 of them under way nobody else's request was begun: 8.5 s with 200.
+#[test]
+fn many_long_requests_take_turns_with_others() {
+    const CLIENTS: u32 = 200;
+    let mut site = Site::new();
+    let clients = 100..100 + CLIENTS;
+    clients.clone().chain([OTHER]).for_each(|pid| site.datapath.connected(pid));
+    site.datapath.tick();
+    clients.clone().for_each(|pid| site.datapath.request(pid, execute(OUTPUTS, LEN, pid)));
+    for round in 0..100 {
+        site.datapath.request(OTHER, execute(2, 1500, OTHER));
+        let mut done = turn(&mut site.datapath).1;
+        for _ in 0..2 {
+            site.datapath.tick();
+            done.extend(turn(&mut site.datapath).1);
+        }
+        assert!(done.contains(&OTHER), "{round}");
+        assert!(site.datapath.turns.waiting() <= 16_384 + 4096, "{round}: {} wait", site.datapath.turns.waiting());
+    }
+    // The long ones are not forgotten: those that have been begun are carried out, and the next begin.
+    clients.skip(8).for_each(|pid| site.datapath.disconnected(pid));
+    let mut done = Vec::new();
+    while site.datapath.is_busy() {
+        site.datapath.tick();
+        done.extend(turn(&mut site.datapath).1);
+    }
+    done.sort_unstable();
+    assert_eq!(done, (100..108).collect::<Vec<_>>());
+}
+
+/// Short requests may have long effects: what there is no room for is refused, and nobody waits for it.
+#[test]
+fn long_effects_of_short_requests_have_a_bound() {
+    const CLIENTS: u32 = 100;
+    let mut site = Site::new();
+    assert_eq!(site.put_flow(1, 5, |to| (0..1900).for_each(|_| output(2)(to))), 0);
+    let clients = 100..100 + CLIENTS;
+    clients.clone().for_each(|pid| site.datapath.connected(pid));
+    site.datapath.tick();
+    let again = |pid| {
+        let mut to = Writer::new();
+        to.begin(family::PACKET.id, 1 | flag::ACK, SEQUENCE, pid);
+        to.ovs_header(packet_command::EXECUTE, 1, 0);
+        to.attribute(packet::PACKET, &udp(8000));
+        to.nest(packet::KEY, |to| to.number(3, 1));
+        // Recirculation.
+        to.nest(packet::ACTIONS, |to| to.number(7, 5));
+        to.end();
+        to.into_bytes()
+    };
+    clients.clone().for_each(|pid| site.datapath.request(pid, again(pid)));
+    let (mut refused, mut turns) = (0, 0);
+    loop {
+        site.datapath.tick();
+        for out in site.datapath.take() {
+            if let Out::Answer(pid, answer) = out {
+                assert!(clients.contains(&pid));
+                refused += u32::from(error_of(&[answer]) == Refused::NO_BUFFERS.0);
+            }
+        }
+        assert!(site.datapath.turns.waiting() <= 80_000, "{} wait", site.datapath.turns.waiting());
+        if !site.datapath.is_busy() {
+            break;
+        }
+        turns += 1;
+    }
+    assert!(refused > 10 && turns > 10, "{refused} refused, {turns} turns");
+}
+
+/// Each output counted as one frame, and was thousands.
+#[test]
+fn an_output_that_is_cut_counts_as_its_fragments() {
+    let mut site = Site::new();
+    site.datapath.tick();
+    // 128 of them.
+    site.datapath.request(PID, execute_cut(100, LEN, PID, Some(492)));
+    let (mut frames, mut turns) = (0, 0);
+    loop {
+        let (more, _) = turn(&mut site.datapath);
+        assert!(more <= TURN / 512 + 128, "{more} at once");
+        (frames, turns) = (frames + more, turns + 1);
+        if !site.datapath.is_busy() {
+            break;
+        }
+        site.datapath.tick();
+    }
+    assert_eq!(frames, 100 * 128, "in {turns} turns");
+    // In so many it has not come.
+    for longest in [28, 480] {
+        site.datapath.request(PID, execute_cut(100, LEN, PID, Some(longest)));
+        let mut done = turn(&mut site.datapath);
+        while site.datapath.is_busy() {
+            site.datapath.tick();
+            let (frames, finished) = turn(&mut site.datapath);
+            done = (done.0 + frames, [done.1, finished].concat());
+        }
+        assert_eq!(done, (0, vec![PID]), "{longest}");
+    }
 }
