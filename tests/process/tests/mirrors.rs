@@ -148,7 +148,7 @@ fn a_destination_is_shown_for_what_it_is() {
     let path = site._dir.path().join("m.sock");
     site.lasthop.command(&["port", "add", "m", path.to_str().unwrap()]);
     let said = site.lasthop.command(&["mirror", "add", "tap", "--from", "a", "--to", "m"]);
-    assert_eq!(said, "mirror tap: added\n");
+    assert_eq!(said, "mirror tap: added; m waits for its guest, and nothing is copied until that is there\n");
     let down = "tap: nothing is copied while m is not up; `lasthop show m` says why\n";
     let list = site.lasthop.command(&["mirror", "list"]);
     assert!(list.contains(down), "{list}");
