@@ -322,6 +322,12 @@ impl FlowIndex {
         self.counts.get(&port).copied().unwrap_or(0)
     }
 
+    /// How many are of sources that live elsewhere.
+    #[cfg(test)]
+    pub fn unlearned(&self) -> usize {
+        self.unlearned.len()
+    }
+
     /// How many flows of packets from this port are flooded.
     pub fn floods_of(&self, port: PortId) -> usize {
         self.floods.range((port, 0)..=(port, Id::MAX)).count()

@@ -15,6 +15,7 @@ mod groups;
 mod macs;
 mod mirrors;
 mod nat;
+mod published;
 mod uplinks;
 
 const NOWHERE: [Action; 1] = [Action::Drop(DropReason::NoOtherPort)];
