@@ -101,6 +101,14 @@ pub fn is_cable(port: &Port, run_dir: &Path) -> bool {
 pub struct Found {
     pub name: String,
     pub has_cable: bool,
+    /// Why its lasthop says nothing, if it was asked and did not.
+    pub away: Option<String>,
+}
+
+/// Why a device's lasthop says nothing; `None` if it answers.
+pub fn away(run_dir: &Path, name: &str) -> Option<String> {
+    let instance = Instance::connect(&run_dir.join(DEVICES_DIR).join(name));
+    instance.and_then(|mut instance| all_ports(&mut instance)).err().map(|e| e.to_string())
 }
 
 /// The devices that there are, or should be, below a run directory.
@@ -108,7 +116,7 @@ pub fn found(run_dir: &Path) -> Vec<Found> {
     let entries = std::fs::read_dir(run_dir.join(DEVICES_DIR)).into_iter().flatten().flatten();
     let of = |entry: std::fs::DirEntry| {
         let (name, dir) = (entry.file_name().into_string().ok()?, entry.path());
-        dir.join("lock").exists().then(|| Found { name, has_cable: dir.join(FAR_SOCKET).exists() })
+        dir.join("lock").exists().then(|| Found { name, has_cable: dir.join(FAR_SOCKET).exists(), away: None })
     };
     let mut all: Vec<Found> = entries.filter_map(of).collect();
     all.sort_by(|one, other| one.name.cmp(&other.name));

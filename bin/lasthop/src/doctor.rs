@@ -87,7 +87,8 @@ pub fn doctor(args: &DoctorArgs) -> Result<(String, bool), CliError> {
     if !args.since_start {
         std::thread::sleep(Duration::from_secs(args.seconds));
     }
-    let now = look(&mut instance, run_dir)?;
+    let mut now = look(&mut instance, run_dir)?;
+    now.devices.iter_mut().for_each(|device| device.away = crate::device::away(run_dir, &device.name));
     if let Some(port) = args.port.as_ref().filter(|port| !now.ports.iter().any(|p| p.name == **port)) {
         return Err(no_such(port));
     }

@@ -1,12 +1,23 @@
-//! Devices of `lasthop run --device`: whether they and the host reach each other.
+//! Devices of `lasthop run --device`: whether each answers, and whether they and the host reach each other.
 
 use super::facts::{Facts, Seen, setting};
 use super::finding::Finding;
+use crate::device::Found;
 use lasthop_api::Port;
 
 pub fn findings(facts: &Facts<'_>) -> Vec<Finding> {
-    let with_cable = facts.now.devices.iter().filter(|device| device.has_cable);
-    with_cable.filter_map(|device| cut_off(facts, &device.name)).collect()
+    let cable = |device: &Found| device.has_cable.then(|| cut_off(facts, &device.name)).flatten();
+    facts.now.devices.iter().filter_map(|device| away(device).or_else(|| cable(device))).collect()
+}
+
+fn away(device: &Found) -> Option<Finding> {
+    let why = device.away.as_ref()?;
+    let what = format!("device {} does not answer: what it carries is not known", device.name);
+    let finding = Finding::at(&device.name, "device-away", what).seen(why.lines().next().unwrap_or_default());
+    Some(finding.remedy(
+        "one that has ended is started again by itself, and the log of `lasthop run` says why it did; one that was stopped goes on with `kill -CONT PID` \
+         (`ps -o pid,stat,args -C lasthop`: T)",
+    ))
 }
 
 /// The port of this host that a device's cable is plugged in to.
@@ -39,14 +50,13 @@ fn cut_off(facts: &Facts<'_>, device: &str) -> Option<Finding> {
 mod tests {
     use super::super::facts::testutil::*;
     use super::*;
-    use crate::device::Found;
 
     #[test]
     fn a_device_that_is_cut_off_is_found() {
         let site = |state: &str, link: &[(&str, &str)], has_cable| {
             let path = "/run/lasthop/devices/nic0/cable.sock".into();
             let mut now = seen(&[told(Port { state: state.into(), path, ..up("nic0") }, link)]);
-            now.devices = vec![Found { name: "nic0".into(), has_cable }];
+            now.devices = vec![Found { name: "nic0".into(), has_cable, away: None }];
             now
         };
         let kinds =
@@ -62,5 +72,12 @@ mod tests {
         assert_eq!(kinds(&without, &without), ["device-cut-off"]);
         let alone = Seen { ports: vec![up("a")], ..site("up", &[], false) };
         assert_eq!(kinds(&alone, &alone), [""; 0], "cable=off");
+    }
+    #[test]
+    fn of_a_device_that_is_away_nothing_else_is_said() {
+        let mut now = seen(&[up("a")]);
+        now.devices = vec![Found { name: "nic0".into(), has_cable: true, away: Some("no answer".into()) }];
+        let found = findings(&facts(&now, &now));
+        assert_eq!((found.len(), found[0].kind, &*found[0].evidence[0]), (1, "device-away", "no answer"));
     }
 }
