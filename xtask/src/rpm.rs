@@ -25,7 +25,7 @@ const AFTER: &str = "systemd-sysusers lasthop.conf >/dev/null 2>&1 || :\n\
     exit 0\n";
 const BEFORE_REMOVAL: &str =
     "if [ \"$1\" -eq 0 ]; then systemctl --no-reload disable --now UNITS >/dev/null 2>&1 || :; fi\nexit 0\n";
-/// All processes are of one build: an upgrade replaces them together, unless somebody has the switch alone replaced (`lasthop upgrade`).
+/// All processes are of one build: an upgrade replaces them together, unless somebody has them replaced one after the other (`lasthop upgrade`).
 const AFTER_REMOVAL: &str = "if [ -d /run/systemd/system ]; then\n\
     systemctl daemon-reload >/dev/null 2>&1 || :\n\
     if [ \"$1\" -ge 1 ]; then\n\

@@ -56,6 +56,10 @@ fn upgrade(lasthop: &Lasthop, release: &Path) -> Output {
 
 /// The process becomes the program of this release, and its children stay.
 fn becomes(lasthop: &Lasthop, release: &Path) {
+    // Of one that was killed something may be left.
+    wait_for("one switch to be left", PATIENCE, || {
+        children(lasthop).into_values().filter(|name| name == "lasthop-switch").count() == 1
+    });
     let (before, out) = (children(lasthop), upgrade(lasthop, release));
     assert!(out.status.success(), "{}\n{}", String::from_utf8_lossy(&out.stderr), lasthop.log());
     let said: Value = serde_json::from_slice(&out.stdout).unwrap();
@@ -267,4 +271,65 @@ fn a_program_that_cannot_go_on_changes_nothing() {
         becomes(&lasthop, &release(dir.path(), "good"));
         flows();
     });
+}
+
+/// `lasthop run` as a service manager starts it, in these directories.
+fn service(dir: &Path, ports: &[Port]) -> std::process::Child {
+    let mut run = lasthop_tests_process::spawn::spawn("KILL", binary("lasthop").to_str().unwrap(), |c| {
+        c.arg("run").arg("--run-dir").arg(dir.join("run")).arg("--state-dir").arg(dir.join("state"));
+        for port in ports {
+            c.args(["--port", &format!("{}={}", port.name, port.socket.display())]);
+        }
+        c.stdin(std::process::Stdio::null()).stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::null());
+    });
+    let mut line = String::new();
+    let stdout = run.stdout.as_mut().unwrap();
+    std::io::BufRead::read_line(&mut std::io::BufReader::new(stdout), &mut line).unwrap();
+    assert_eq!(line, "ready\n");
+    run
+}
+
+/// Prints for how long nothing comes when `lasthop run` is killed and started again at once, by a guest whose machine connects as soon as it can.
+#[test]
+#[ignore = "a measurement"]
+fn how_long_packets_are_away_when_it_is_killed() {
+    let dir = scratch();
+    // Packed rings need the journal, which is gone.
+    let split = Options::net(|n| (n.size, n.event_idx) = (256, true));
+    let (port_a, a) = Plug::new(dir.path().join("a.sock"), false, 1, split);
+    let (port_b, b) = Plug::new(dir.path().join("b.sock"), false, 2, split);
+    let ports = [port_a, port_b];
+    let mut run = service(dir.path(), &ports);
+    let (mut a, mut b) = (a(), b());
+    a.guest.greet(&mut b.guest, 0);
+    let (mut ready, mut back) = (Vec::new(), Vec::new());
+    for round in 1..=20 {
+        let began = std::time::Instant::now();
+        run.kill().unwrap();
+        run.wait().unwrap();
+        run = service(dir.path(), &ports);
+        ready.push(began.elapsed());
+        a.mend();
+        b.mend();
+        let mut number = round * 10_000;
+        loop {
+            number += 1;
+            a.guest.try_send(VnetHdr::default(), &numbered(mac(1), mac(2), number, 100));
+            b.guest.try_send(VnetHdr::default(), &numbered(mac(2), mac(1), number, 100));
+            let come = b.guest.recv_within(Duration::from_millis(1));
+            if come.is_some_and(|(_, frame)| number_of(&frame).is_some_and(|got| got > round * 10_000)) {
+                break;
+            }
+            assert!(began.elapsed() < PATIENCE, "nothing comes");
+        }
+        back.push(began.elapsed());
+        a.guest.drain();
+        b.guest.drain();
+    }
+    run.kill().unwrap();
+    run.wait().unwrap();
+    for (what, mut times) in [("ready", ready), ("a frame comes", back)] {
+        times.sort_unstable();
+        eprintln!("{what}: median {:?}, longest {:?}", times[times.len() / 2], times[times.len() - 1]);
+    }
 }

@@ -7,6 +7,7 @@ use super::state::own_program;
 use super::{CHECK, State, Successor, Taker, bytes_of, go_back, memory, own_arguments, set_under_way};
 use lasthop_management_ipc::{NewProcess, Upgraded};
 use lasthop_sys::{PidFd, Trigger};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
@@ -147,6 +148,8 @@ impl Supervisor {
         }
         let mut said = Vec::new();
         if let Some(stderr) = process.stderr.take() {
+            // It may have left somebody behind who has the other end still.
+            let _ = fcntl_getfl(&stderr).and_then(|flags| fcntl_setfl(&stderr, flags | OFlags::NONBLOCK));
             let _ = stderr.take(LONGEST_SAID).read_to_end(&mut said);
         }
         let said = String::from_utf8_lossy(&said);
