@@ -153,6 +153,20 @@ proptest! {
     }
 }
 
+/// A side that is killed while it writes leaves an odd number, behind which nothing is found.
+#[test]
+fn what_is_being_written_is_not_there() {
+    use crate::layout::{FLOW, FLOWS, MASK, MASKS};
+    for at in [FLOWS + 3 * FLOW, MASKS, MASKS + MASK] {
+        let file = file();
+        let (mut writer, table) = (Writer::new(&file).unwrap(), Table::map(&file).unwrap());
+        assert!(writer.put(3, &flow(0, 1, to(1))) && table.walk(&key(1)).flow.is_some());
+        SharedWords::map(&file, WORDS).unwrap()[at].fetch_or(1, Relaxed);
+        // The second mask is nobody's.
+        assert_eq!(table.walk(&key(1)).flow.is_some(), at == MASKS + MASK);
+    }
+}
+
 /// A flow is never seen half written: its actions and epoch are those of its key, whatever happens to it while it is read.
 #[test]
 fn no_flow_is_seen_while_it_changes() {
