@@ -6,6 +6,7 @@
 
 use crate::answers::{Answers, Unread};
 use crate::upcalls::Upcalls;
+use lasthop_management_ipc::{OVS_HELLO, OVS_HELLO_VERSION};
 use lasthop_sys::{Aside, Foreign, receive_with_fds};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{AddressFamily, RecvFlags, ReturnFlags, SendFlags, send, sockopt};
@@ -17,9 +18,9 @@ use tokio::io::unix::AsyncFd;
 
 /// Longest datagram that a client may send: a packet of 64 KiB and what is to be done with it.
 pub(crate) const MAX_REQUEST: usize = 192 * 1024;
-/// What a client says first, with the other end of its second connection; behind it stands the number that it had with a `lasthop-ovs` before and what proves
-/// that (twelve bytes), or zeros.
-const HELLO: &[u8] = b"lasthop-ovs 3";
+/// Most bytes of what a client says first, with the other end of its second connection: the version, behind which stands the number that it had with a
+/// `lasthop-ovs` before and what proves that (twelve bytes), or zeros.
+const HELLO_ROOM: usize = 32;
 
 /// A socket in the event loop.
 #[derive(Debug)]
@@ -94,6 +95,8 @@ pub(crate) enum Event {
     More,
     /// It is gone, or talks nonsense.
     Gone,
+    /// It says hello as of this version of the library, which is not ours.
+    OtherVersion(u32),
 }
 
 #[derive(Debug)]
@@ -134,13 +137,16 @@ impl Client {
     pub fn poll(&mut self, cx: &mut std::task::Context<'_>, room: &mut [u8]) -> Option<Event> {
         if self.second.is_none() {
             let aside = self.socket.aside();
-            let said = self.socket.poll(cx, |fd| hello(fd, aside))?.map_err(io::Error::from);
-            let take = |(fd, before, proof)| Ok((Socket::new(fd, Interest::READABLE)?, before, proof));
-            return Some(match said.and_then(take) {
-                Ok((second, before, proof)) => {
-                    self.second = Some(second);
-                    Event::Hello(before, proof)
-                }
+            let said = self.socket.poll(cx, |fd| hello(fd, aside))?;
+            return Some(match said {
+                Ok(Hello::Ours(fd, before, proof)) => match Socket::new(fd, Interest::READABLE) {
+                    Ok(second) => {
+                        self.second = Some(second);
+                        Event::Hello(before, proof)
+                    }
+                    Err(_) => Event::Gone,
+                },
+                Ok(Hello::Other(version)) => Event::OtherVersion(version),
                 Err(_) => Event::Gone,
             });
         }
@@ -271,20 +277,38 @@ fn receive(fd: BorrowedFd<'_>, room: &mut [u8], aside: &Arc<Aside>) -> Result<Ve
     room.get(..len).map(<[u8]>::to_vec).ok_or(Errno::CONNRESET)
 }
 
-/// What a client says first: the descriptor that comes along, which is a Unix socket, the number that it had, and what proves that.
-fn hello(fd: BorrowedFd<'_>, aside: &Arc<Aside>) -> Result<(Foreign, u32, u64), Errno> {
-    let (mut bytes, mut fds) = ([0; 32], Vec::new());
+/// What a client says first.
+enum Hello {
+    /// The descriptor that comes along, which is a Unix socket, the number that it had, and what proves that.
+    Ours(Foreign, u32, u64),
+    /// It has the library of another version.
+    Other(u32),
+}
+
+/// The version that a hello is of.
+fn version_of(said: &[u8]) -> Option<u32> {
+    let digits = said.strip_prefix(OVS_HELLO.as_bytes())?;
+    let len = digits.iter().take(4).take_while(|byte| byte.is_ascii_digit()).count();
+    std::str::from_utf8(digits.get(..len)?).ok()?.parse().ok()
+}
+
+fn hello(fd: BorrowedFd<'_>, aside: &Arc<Aside>) -> Result<Hello, Errno> {
+    let (mut bytes, mut fds) = ([0; HELLO_ROOM], Vec::new());
     let received = receive_with_fds(fd, &mut bytes, &mut fds, RecvFlags::DONTWAIT);
     let fds: Vec<_> = fds.into_iter().map(|fd| Foreign::new(fd, aside)).collect();
     let (len, flags) = received?;
-    let said =
-        bytes.get(..len).and_then(|said| said.strip_prefix(HELLO)).filter(|_| !flags.contains(ReturnFlags::TRUNC));
-    let said: &[u8; 12] = said.and_then(|said| said.try_into().ok()).ok_or(Errno::PROTO)?;
+    let said = bytes.get(..len).unwrap_or_default();
+    let ours = format!("{OVS_HELLO}{OVS_HELLO_VERSION}");
+    let rest = said.strip_prefix(ours.as_bytes()).filter(|_| !flags.contains(ReturnFlags::TRUNC));
+    let Some(said) = rest.and_then(|rest| <&[u8; 12]>::try_from(rest).ok()) else {
+        // The number that comes behind it may look like a digit more: it is not ours in any case.
+        return version_of(said).map(Hello::Other).ok_or(Errno::PROTO);
+    };
     let &[a, b, c, d, ref proof @ ..] = said;
     let (before, proof) = (u32::from_ne_bytes([a, b, c, d]), u64::from_ne_bytes(*proof));
     let Ok([second]) = <[Foreign; 1]>::try_from(fds) else { return Err(Errno::PROTO) };
     match sockopt::socket_domain(&second)? {
-        AddressFamily::UNIX => Ok((second, before, proof)),
+        AddressFamily::UNIX => Ok(Hello::Ours(second, before, proof)),
         _ => Err(Errno::PROTO),
     }
 }
@@ -331,6 +355,13 @@ mod tests {
         event
     }
 
+    #[test]
+    fn a_hello_of_another_version_is_told_from_nonsense() {
+        assert_eq!(version_of(b"lasthop-ovs 2\0\0\0\0"), Some(2));
+        assert_eq!(version_of(b"lasthop-ovs 12\0\0\0\0"), Some(12));
+        assert_eq!([version_of(b"lasthop-ovs \xff"), version_of(b"lasthop"), version_of(b"")], [None; 3]);
+    }
+
     /// Each way to hand in a descriptor that takes long to close: the event loop, which everybody's packets go through, is not held up.
     #[test]
     fn descriptors_that_do_not_close_hold_up_nobody() {
@@ -340,7 +371,7 @@ mod tests {
                 let ([theirs, ours], aside) = (pair(), Aside::new("test"));
                 let mut client = Client::new(ours, &aside, &Unread::default()).expect("a client");
                 let ((end, other), [second, kept]) = (lingering(), pair());
-                let hello = [HELLO, &[0; 12]].concat();
+                let hello = [format!("{OVS_HELLO}{OVS_HELLO_VERSION}").as_bytes(), &[0; 12]].concat();
                 match way {
                     // Beside the one that is wanted; in its place; with nonsense.
                     0 => say(&theirs, &hello, vec![second, end]),

@@ -85,7 +85,12 @@ impl Server {
         if !notes.is_empty() {
             datapath.set_now(lasthop_control::now_ms());
             let (ports, flows) = datapath.restore(notes);
-            if record.was_lost() {
+            if !datapath.is_made() {
+                tracing::warn!(
+                    "the record of Open vSwitch's datapath (`ovs.datapath-1` and `-2` in the run directory) cannot be read, or is of a version that knows other things: \
+                     there is none; an ovs-vswitchd that runs has to be restarted, by `systemctl restart openvswitch-switch` or `lasthop ovs exec`"
+                );
+            } else if record.was_lost() {
                 tracing::warn!(
                     "going on with {ports} ports of Open vSwitch's, without its flows: there was no record of these (it said so above)"
                 );
@@ -247,6 +252,12 @@ impl Server {
             }
             Event::More => self.answer(pid),
             Event::Gone => self.forget(pid),
+            Event::OtherVersion(version) => {
+                if let Some(process) = self.clients.get(&pid).and_then(|client| client.process) {
+                    self.presence.is_outdated(process, version, lasthop_control::now_ms());
+                }
+                self.forget(pid);
+            }
         }
     }
 
@@ -414,17 +425,26 @@ impl Decider for Server {
     fn standing(&self, now_ms: u64) -> OpenVswitch {
         let of = |(port, packets): (&str, u64)| LostOf { port: port.to_owned(), packets };
         let lost_of = self.datapath.untaken_of().map(of).collect();
+        let dropped_of = self.datapath.dropped_of().map(of).collect();
         let [ports, without] = [self.ports(), self.datapath.ports_without().map(str::to_owned).collect()];
         let words = |rate: RateLimit| match rate {
             RateLimit { bytes: 0, packets, .. } => format!("{packets} packets a second"),
-            RateLimit { bytes, .. } => format!("{} bits a second", bytes * 8),
+            RateLimit { bytes, packets: 0, .. } => format!("{} bits a second", bytes * 8),
+            RateLimit { bytes, packets, .. } => format!("{} bits and {packets} packets a second", bytes * 8),
         };
         let rates = self.datapath.rates().map(|(port, rates)| {
             let [from, to] = rates.map(|rate| rate.map(words));
             RatesOf { port: port.to_owned(), from, to }
         });
         let rates = rates.collect();
-        OpenVswitch { lost_of, ports, without, rates, ..self.presence.shown(self.datapath.untaken(), now_ms) }
+        OpenVswitch {
+            lost_of,
+            dropped_of,
+            ports,
+            without,
+            rates,
+            ..self.presence.shown(self.datapath.untaken(), now_ms)
+        }
     }
 
     fn ports(&self) -> Vec<String> {

@@ -109,6 +109,11 @@ impl Instance {
             Ok(Err(zlink::Error::VarlinkService(e))) => Err(CliError::new(format!(
                 "the lasthop running at {run_dir} does not know this request ({e}); use the command of its version"
             ))),
+            // Answers have lost and gained parts between versions.
+            Ok(Err(zlink::Error::Json(e))) => Err(CliError::new(format!(
+                "the lasthop running at {run_dir} answers as one of another version does ({e}); use the command of its version, or start it again \
+                 with the programs of this one"
+            ))),
             Ok(Err(e)) => {
                 let text = format!("the lasthop running at {run_dir} broke off ({e}); try again in a second");
                 Err(CliError { broke_off: true, ..CliError::new(text) })

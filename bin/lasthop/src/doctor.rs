@@ -82,7 +82,7 @@ pub fn doctor(args: &DoctorArgs) -> Result<(String, bool), CliError> {
         && !args.since_start
         && !before.ports.iter().any(|p| p.name == *port)
     {
-        return Err(no_such(port));
+        return Err(no_such(&before, port));
     }
     if !args.since_start {
         std::thread::sleep(Duration::from_secs(args.seconds));
@@ -90,7 +90,7 @@ pub fn doctor(args: &DoctorArgs) -> Result<(String, bool), CliError> {
     let mut now = look(&mut instance, run_dir)?;
     now.devices.iter_mut().for_each(|device| device.away = crate::device::away(run_dir, &device.name));
     if let Some(port) = args.port.as_ref().filter(|port| !now.ports.iter().any(|p| p.name == **port)) {
-        return Err(no_such(port));
+        return Err(no_such(&now, port));
     }
     let run_dir = run_dir.display().to_string();
     let facts = Facts { before: &before, now: &now, run_dir: &run_dir, named: args.port.as_deref() };
@@ -100,7 +100,13 @@ pub fn doctor(args: &DoctorArgs) -> Result<(String, bool), CliError> {
     Ok((args.shared.show(&report, |report| render(report, args.port.as_deref(), how_long))?, found))
 }
 
-fn no_such(port: &str) -> CliError {
+fn no_such(seen: &Seen, port: &str) -> CliError {
+    if seen.switch.deciders.as_ref().is_some_and(|deciders| deciders.without.iter().any(|name| name == port)) {
+        return CliError::new(format!(
+            "Open vSwitch has a port {port}, which is neither a VM's nor an interface here: `lasthop port add {port} SOCKET` for a VM; if it is of no use any more: \
+             `ovs-vsctl del-port {port}`"
+        ));
+    }
     CliError::new(format!("there is no port named {port:?}; `lasthop port list` shows those there are"))
 }
 

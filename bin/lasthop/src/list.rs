@@ -4,9 +4,7 @@ use crate::SharedArgs;
 use crate::client::{CliError, Instance, collect};
 use crate::run::PACKET_PORT;
 use crate::table::{Align, Table, duration};
-use lasthop_api::{
-    Drops, Field, Flow, Mirror, OpenVswitch, Port, RatesOf, SwitchProxy, SwitchStats, Translation, Uplink,
-};
+use lasthop_api::{Drops, Field, Flow, Mirror, Port, RatesOf, SwitchProxy, SwitchStats, Translation, Uplink};
 use lasthop_text::counted;
 use serde::Serialize;
 
@@ -15,6 +13,8 @@ use serde::Serialize;
 struct Ports {
     ports: Vec<Port>,
     interfaces: Vec<Uplink>,
+    /// Rates that Open vSwitch has set; they go before those that ports are told.
+    rates: Vec<RatesOf>,
 }
 
 /// `lasthop flow list --json`
@@ -63,20 +63,19 @@ pub fn ports(shared: &SharedArgs) -> Result<String, CliError> {
     let ports = all_ports(&mut instance)?;
     let interfaces = interfaces(&mut instance, &ports)?;
     let mirrors = instance.ask(async |c| c.mirror_list().await)?.mirrors;
-    let rates = rates(&instance.ask(async |c| c.stats().await)?.deciders.unwrap_or_default());
-    shared.show(&Ports { ports, interfaces }, |p| {
-        port_table(&p.ports, &p.interfaces) + &destinations(&p.ports, &mirrors) + &rates
+    let rates = instance.ask(async |c| c.stats().await)?.deciders.unwrap_or_default().rates;
+    shared.show(&Ports { ports, interfaces, rates }, |p| {
+        port_table(&p.ports, &p.interfaces)
+            + &destinations(&p.ports, &mirrors)
+            + &p.rates.iter().map(|of| format!("{}: {}\n", of.port, rates_of(of))).collect::<String>()
     })
 }
 
-/// Rates that Open vSwitch has set.
-pub fn rates(deciders: &OpenVswitch) -> String {
-    let line = |of: &RatesOf| {
-        let from = of.from.iter().map(|rate| format!("{rate} from there"));
-        let both: Vec<_> = from.chain(of.to.iter().map(|rate| format!("{rate} to there"))).collect();
-        format!("{}: Open vSwitch sets {}\n", of.port, both.join(", "))
-    };
-    deciders.rates.iter().map(line).collect()
+/// Rates of a port that Open vSwitch has set.
+pub fn rates_of(of: &RatesOf) -> String {
+    let from = of.from.iter().map(|rate| format!("{rate} from there"));
+    let both: Vec<_> = from.chain(of.to.iter().map(|rate| format!("{rate} to there"))).collect();
+    format!("Open vSwitch sets {}, which goes before what `lasthop port set` says", both.join(", "))
 }
 
 /// Which ports get copies and nothing else: what such a guest sends is dropped.

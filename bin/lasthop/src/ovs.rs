@@ -4,13 +4,21 @@ mod units;
 
 use crate::client::{CliError, Instance};
 use lasthop_api::SwitchProxy;
+use lasthop_management_ipc::{OVS_HELLO, OVS_HELLO_VERSION};
+use lasthop_sys::send_with_fds;
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use rustix::net::sockopt::{self, Timeout};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv, socket_with,
+    socketpair,
+};
 use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 /// The library that has a program's netlink sockets lead to lasthop.
 const LIBRARY: &str = "liblasthop_ovs.so";
@@ -18,6 +26,10 @@ const LIBRARY: &str = "liblasthop_ovs.so";
 const LIBRARY_DIR: &str = "/usr/lib/lasthop";
 /// Names the socket to that library.
 const VARIABLE: &str = "LASTHOP_OVS_SOCKET";
+/// Bytes behind a hello, and of the answer: a number and what proves it.
+const NUMBER: usize = 12;
+/// How long the answer to a hello may take.
+const PATIENCE: Duration = Duration::from_secs(2);
 /// Its name in the run directory of a lasthop that was started with `--control ovs`.
 const SOCKET_NAME: &str = "ovs.sock";
 
@@ -72,6 +84,9 @@ fn exec(run_dir: &Path, command: &[String]) -> CliError {
         Ok(library) => library,
         Err(e) => return e,
     };
+    if let Err(why) = check_versions(&run_dir, &socket, &library) {
+        return CliError::new(why);
+    }
     let Some((program, arguments)) = command.split_first() else {
         return CliError::new("no program is named");
     };
@@ -88,6 +103,42 @@ fn reach(socket: &Path) -> Result<(), Errno> {
         // Somebody listens, and has much to do.
         Err(Errno::AGAIN) => Ok(()),
         connected => connected,
+    }
+}
+
+/// The library, this command and the running lasthop are of versions that speak with each other. A program with another library would find no datapath, and say that the
+/// kernel's module is not loaded.
+fn check_versions(run_dir: &Path, socket: &Path, library: &Path) -> Result<(), String> {
+    let hello = format!("{OVS_HELLO}{OVS_HELLO_VERSION}");
+    let (shown, dir) = (library.display(), run_dir.display());
+    let file = std::fs::read(library).map_err(|e| format!("{shown}: {e}"))?;
+    if !file.windows(hello.len()).any(|bytes| bytes == hello.as_bytes()) {
+        return Err(format!("{shown} is of another version than this lasthop; install both from one package or build"));
+    }
+    match greet(socket, &hello) {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(format!(
+            "the lasthop that runs at {dir} is of another version than {shown}, and refuses it; start that lasthop again with the programs of this version"
+        )),
+        // It has much to do, or is just being started: whoever waits for it is let in.
+        Err(_) => Ok(()),
+    }
+}
+
+/// Says hello as the library does. False: that is refused.
+fn greet(socket: &Path, hello: &str) -> Result<bool, Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let fd = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    connect(&fd, &SocketAddrUnix::new(socket)?)?;
+    let (second, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    let said = [hello.as_bytes(), &[0; NUMBER]].concat();
+    send_with_fds(&fd, &said, &[theirs.as_fd()], SendFlags::NOSIGNAL)?;
+    drop(theirs);
+    sockopt::set_socket_timeout(&second, Timeout::Recv, Some(PATIENCE))?;
+    match recv(&second, &mut [0; NUMBER][..], RecvFlags::empty()) {
+        Ok((NUMBER, _)) => Ok(true),
+        Ok(_) | Err(Errno::CONNRESET) => Ok(false),
+        Err(e) => Err(e),
     }
 }
 

@@ -148,11 +148,19 @@ pub fn set(name: &str, settings: &SettingsArgs, shared: &SharedArgs) -> Result<S
             "nothing to set; see `lasthop port set --help`, and `lasthop port list` for what {name} is told"
         )));
     }
-    let port = shared.instance()?.ask(async |c| c.port_set(name, &fields).await)?;
+    let mut instance = shared.instance()?;
+    let port = instance.ask(async |c| c.port_set(name, &fields).await)?;
     for line in crate::declared::overruled(&shared.run_dir, name, &port.settings, &fields) {
         eprintln!("lasthop: {line}");
     }
-    shared.show(&port, |p| format!("port {}: {}\n", p.name, told(&p.settings)))
+    // What the port is told has no effect then.
+    let mut of_ovs = None;
+    if fields.iter().any(|field| matches!(field.name.as_str(), "rate-from" | "rate-to")) {
+        let rates = instance.ask(async |c| c.stats().await)?.deciders.unwrap_or_default().rates;
+        of_ovs = rates.into_iter().find(|of| of.port == name);
+    }
+    let note = of_ovs.map_or_else(String::new, |of| format!("{name}: {}\n", crate::list::rates_of(&of)));
+    shared.show(&port, |p| format!("port {}: {}\n{note}", p.name, told(&p.settings)))
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use crate::SharedArgs;
 use crate::client::{CliError, Instance, collect};
 use crate::list::{all_ports, interfaces};
 use clap::Args;
-use lasthop_api::{AclRule, Denied, Flow, Mac, Mirror, Port, PortConnections, Replaced, SwitchProxy, Uplink};
+use lasthop_api::{AclRule, Denied, Flow, Mac, Mirror, Port, PortConnections, RatesOf, Replaced, SwitchProxy, Uplink};
 use serde::Serialize;
 
 #[derive(Debug, Args)]
@@ -44,6 +44,8 @@ struct Shown {
     replaced: Vec<Replaced>,
     /// Open vSwitch decides.
     open_vswitch: bool,
+    /// Rates that it has set.
+    rates: Option<RatesOf>,
 }
 
 /// `lasthop show PORT`
@@ -83,6 +85,7 @@ fn ask(instance: &mut Instance, name: &str) -> Result<Shown, CliError> {
         denied: switch.denied.into_iter().filter(|denied| denied.port == name).collect(),
         replaced: switch.replaced.into_iter().filter(|replaced| is_process_of(&replaced.process, name)).collect(),
         open_vswitch: switch.open_vswitch.is_some(),
+        rates: switch.deciders.and_then(|deciders| deciders.rates.into_iter().find(|of| of.port == name)),
         port,
     })
 }

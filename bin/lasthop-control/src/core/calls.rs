@@ -224,21 +224,17 @@ impl Core {
                 );
                 refuse(answer, ApiError::NotAvailable { message });
             }
-            Call::Uplink { call: UplinkCall::Add(new), answer } if !new.guest => {
-                let UplinkConfig { name, device, .. } = new;
+            Call::Uplink { call: UplinkCall::Add(new), answer } => {
+                let UplinkConfig { name, device, guest, .. } = new;
+                let kind = if guest { "port" } else { "uplink" };
                 let message = format!(
-                    "Open vSwitch decides here (`lasthop run --control ovs`), and uplink {name} would carry nothing; tell Open vSwitch: \
-                     `ovs-vsctl add-port BRIDGE {device}`"
+                    "Open vSwitch decides here (`lasthop run --control ovs`), and {kind} {name} would carry nothing: Open vSwitch opens interfaces itself, by their \
+                     own names; tell it: `ovs-vsctl add-port BRIDGE {device}`"
                 );
                 refuse(answer, ApiError::NotAvailable { message });
             }
             Call::PortAdd { settings, answer, .. } | Call::PortSet { settings, answer, .. }
                 if !settings.iter().all(is_measured) =>
-            {
-                refuse(answer, others_settings());
-            }
-            Call::Uplink { call: UplinkCall::Add(new), answer }
-                if new.vlans.is_some() || !new.settings.iter().all(is_measured) =>
             {
                 refuse(answer, others_settings());
             }
@@ -274,7 +270,7 @@ impl Core {
 
     /// Something else is to decide, and is not there.
     fn is_nobody_there(&self) -> bool {
-        self.others.as_ref().is_some_and(|others| others.processes.is_empty())
+        self.others.as_ref().is_some_and(|others| others.away_ms.is_some())
     }
 
     /// Those, where something else decides.

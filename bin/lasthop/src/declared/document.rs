@@ -240,6 +240,7 @@ fn interface(name: String, device: String, of: &mut Fields) -> Result<SavedUplin
         spare: of.flag("spare")?.unwrap_or(false),
         vlans,
         guest: false,
+        for_ovs: false,
     };
     check_uplink(&uplink).map_err(|e| format!("{}: {e}", of.at))?;
     Ok(uplink)

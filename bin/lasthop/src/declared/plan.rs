@@ -268,6 +268,7 @@ fn as_it_is(there: &There, name: &str) -> Option<PortArg> {
         spare: uplink.spare.is_some(),
         vlans: uplink.vlans.as_ref().and_then(|vlans| vlans.parse().ok()),
         guest: uplink.guest,
+        for_ovs: false,
     });
     Some(PortArg {
         name: name.into(),

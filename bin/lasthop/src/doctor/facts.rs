@@ -112,6 +112,16 @@ impl<'a> Facts<'a> {
         rise(self.earlier(port).map_or(0, &of), of(port))
     }
 
+    /// What Open vSwitch has set in place of a port's `rate-from` or `rate-to`.
+    pub fn rate_of_ovs(&self, port: &Port, setting: &str) -> Option<&'a str> {
+        let of = self.now.switch.deciders.as_ref()?.rates.iter().find(|of| of.port == port.name)?;
+        match setting {
+            "rate-from" => of.from.as_deref(),
+            "rate-to" => of.to.as_deref(),
+            _ => None,
+        }
+    }
+
     /// Something this old still counts.
     pub fn is_recent(&self, age_ms: u64) -> bool {
         age_ms < RECENT_MS || self.before.ports.is_empty()

@@ -47,7 +47,24 @@ fn of_interface(facts: &Facts<'_>, interface: &Uplink) -> Vec<Finding> {
     if let Some(port) = facts.port(&interface.name) {
         for (reason, kind, what, remedy) in LOST {
             let lost = facts.drops(port, Way::Outside, reason);
-            if lost.now > 0 {
+            if let ("overrun", Some(rate)) = (reason, facts.rate_of_ovs(port, "rate-from"))
+                && lost.now > 0
+            {
+                let what = format!(
+                    "{}: more comes in than Open vSwitch lets through, and its socket is full",
+                    interface.device
+                );
+                let remedy = format!(
+                    "raise it, or take it back: `ovs-vsctl set interface {} ingress_policing_rate=0 ingress_policing_kpkts_rate=0`",
+                    port.name
+                );
+                let seen = [format!("Open vSwitch sets {rate}"), lost.said(&format!("dropped as {reason}"))];
+                found.push(
+                    seen.into_iter()
+                        .fold(Finding::at(&interface.name, "rate-from", what), Finding::seen)
+                        .remedy(remedy),
+                );
+            } else if lost.now > 0 {
                 found.push(
                     Finding::at(&interface.name, kind, format!("{}: {what}", interface.device))
                         .seen(lost.said(&format!("dropped as {reason}")))

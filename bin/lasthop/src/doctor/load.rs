@@ -27,12 +27,33 @@ fn rates(facts: &Facts<'_>, port: &Port) -> Vec<Finding> {
     ];
     let mut found = Vec::new();
     for (name, rise, what) in limits {
-        let Some(told) = setting(port, name).filter(|_| rise.now > 0) else { continue };
+        if rise.now == 0 {
+            continue;
+        }
+        let of_ovs = facts.rate_of_ovs(port, name);
+        let Some(told) = setting(port, name).or(of_ovs) else { continue };
         let shown = match name {
             "rate-from" => format!("held {} while this command looked", counted(rise.now, "time")),
             "storm" => rise.said("dropped as storm"),
             _ => rise.said("dropped as rate"),
         };
+        if let Some(rate) = of_ovs {
+            // It goes before what the port is told, which taken back would mend nothing.
+            let how = match name {
+                "rate-to" => format!(
+                    "`ovs-vsctl list port {}` names its `qos`; raise its `max-rate`, or take it back: `ovs-vsctl clear port {} qos`",
+                    port.name, port.name
+                ),
+                _ => format!(
+                    "raise it, or take it back: `ovs-vsctl set interface {} ingress_policing_rate=0 ingress_policing_kpkts_rate=0`",
+                    port.name
+                ),
+            };
+            found.push(
+                Finding::at(&port.name, name, what).seen(format!("Open vSwitch sets {rate}")).seen(shown).remedy(how),
+            );
+            continue;
+        }
         found.push(
             Finding::at(&port.name, name, what)
                 .seen(format!("told {name}={told}"))
@@ -97,6 +118,7 @@ mod tests {
     use super::super::facts::Seen;
     use super::super::facts::testutil::*;
     use super::*;
+    use lasthop_api::{OpenVswitch, RatesOf};
 
     fn found(before: &Seen, now: &Seen) -> Vec<Finding> {
         findings(&facts(before, now))
@@ -122,6 +144,28 @@ mod tests {
                 set("rate-from", "lasthop port set a --rate-from none")
             ]
         );
+    }
+
+    /// It said to take back what the port is told, which has no effect beside what Open vSwitch sets, and nothing where the port is told nothing.
+    #[test]
+    fn a_rate_of_open_vswitch_is_taken_back_there() {
+        let site = |held, told_too: bool| {
+            let settings: &[(&str, &str)] = if told_too { &[("rate-from", "5M")] } else { &[] };
+            let mut port = told(up("a"), settings);
+            port.from_guest.held = held;
+            let mut seen = seen(&[port]);
+            let rates = vec![RatesOf { port: "a".into(), from: Some("8000 bits a second".into()), to: None }];
+            seen.switch.deciders = Some(OpenVswitch { rates, ..OpenVswitch::default() });
+            seen
+        };
+        for told_too in [false, true] {
+            let [finding] = &found(&site(1, told_too), &site(2, told_too))[..] else { panic!("one") };
+            assert_eq!(
+                (finding.kind, &finding.command, &*finding.evidence[0]),
+                ("rate-from", &None, "Open vSwitch sets 8000 bits a second")
+            );
+            assert!(finding.remedy.contains("ovs-vsctl set interface a"), "{}", finding.remedy);
+        }
     }
 
     #[test]

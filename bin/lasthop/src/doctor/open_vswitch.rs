@@ -1,6 +1,6 @@
 //! Open vSwitch, where it decides: whether it is there, alone, and takes what it is shown.
 
-use super::facts::{Facts, Way};
+use super::facts::{Facts, Rise, Way};
 use super::finding::Finding;
 use lasthop_api::{OpenVswitch, Port};
 use lasthop_text::counted;
@@ -18,25 +18,50 @@ pub fn findings(facts: &Facts<'_>) -> Vec<Finding> {
         .seen(why.clone())
         .remedy("lasthop makes it anew: if it stays so, the log of `lasthop run` says what is in the way")
     });
-    let there = if deciders.processes.is_empty() { away(facts, deciders) } else { late(facts, deciders) };
+    let there = match (deciders.away_ms.is_some(), deciders.processes.is_empty()) {
+        (true, true) => away(facts, deciders),
+        (true, false) => displaced(facts, deciders),
+        _ => late(facts, deciders),
+    };
+    let outdated = (!deciders.outdated.is_empty()).then(|| outdated(deciders));
     let left_over = (!deciders.left_over.is_empty()).then(|| left_over(facts, deciders));
     let ports = of_ports(facts, deciders);
-    socket.into_iter().chain(left_over).chain(there).chain(twice(deciders)).chain(ports).collect()
+    socket.into_iter().chain(outdated).chain(left_over).chain(there).chain(twice(deciders)).chain(ports).collect()
 }
 
 /// Ports of which Open vSwitch drops what they send, and those of its own that are nothing here.
 fn of_ports(facts: &Facts<'_>, deciders: &OpenVswitch) -> Vec<Finding> {
+    let before = facts.before.switch.deciders.as_ref();
     let dropped = |port: &Port| -> Option<Finding> {
-        let rise = facts.drops(port, Way::From, "policy");
-        let name = &port.name;
-        let finding = if deciders.ports.contains(name) {
-            Finding::at(name, "rule-drops", "rules of Open vSwitch drop what it sends")
-                .remedy("`ovs-appctl dpctl/dump-flows` shows what is dropped (`actions:drop`), and `ovs-appctl ofproto/trace BRIDGE in_port=PORT,…` by which rule; LLDP and the like are dropped by every bridge")
-        } else {
+        let (rise, name) = (facts.drops(port, Way::From, "policy"), &port.name);
+        let aside = |of: &OpenVswitch| of.dropped_of.iter().find(|of| of.port == *name).map_or(0, |of| of.packets);
+        let aside = rise_of(before.map_or(0, aside), aside(deciders));
+        if deciders.ports.contains(name) {
+            let finding = Finding::at(name, "rule-drops", "rules of Open vSwitch drop what it sends").remedy(format!(
+                "`{}` shows what is dropped, by names of ports (`drop`), `ovs-appctl dpctl/dump-flows` also what `ct` and a rule behind it drop, and `ovs-appctl \
+                 ofproto/trace BRIDGE in_port={name},…` by which rule; LLDP and the like are dropped by every bridge",
+                facts.lasthop("flow list")
+            ));
+            let finding = if rise.now > 0 { finding.seen(rise.said("dropped as policy")) } else { finding };
+            let finding =
+                if aside.now > 0 { finding.seen(aside.said("dropped in lasthop-ovs, one by one")) } else { finding };
+            return (rise.now + aside.now > 0).then_some(finding);
+        }
+        // Without a datapath no bridge has any port.
+        let has_bridges = deciders.away_ms.is_none() && deciders.left_over.is_empty();
+        (rise.now > 0 && has_bridges).then(|| {
             Finding::at(name, "no-bridge", "no bridge of Open vSwitch has it: all that it sends is dropped")
+                .seen(rise.said("dropped as policy"))
                 .remedy(format!("`ovs-vsctl add-port BRIDGE {name}`"))
-        };
-        (rise.now > 0).then(|| finding.seen(rise.said("dropped as policy")))
+        })
+    };
+    let metered = |port: &Port| -> Option<Finding> {
+        let rise = facts.drops(port, Way::From, "meter");
+        (rise.now > 0).then(|| {
+            Finding::at(&port.name, "meter-drops", "more comes from it than a meter of OpenFlow's, or a queue's `max-rate`, lets through")
+                .seen(rise.said("dropped as meter"))
+                .remedy("`ovs-ofctl -O OpenFlow13 meter-stats BRIDGE` and `ovs-ofctl queue-stats BRIDGE` say which; raise it (`ovs-ofctl mod-meter`, the queue's `other_config:max-rate`), or take it back")
+        })
     };
     let without = deciders.without.iter().map(|name| {
         Finding::of_all(
@@ -49,7 +74,7 @@ fn of_ports(facts: &Facts<'_>, deciders: &OpenVswitch) -> Vec<Finding> {
             "`lasthop port add {name} SOCKET` for a VM; if it is of no use any more: `ovs-vsctl del-port {name}`"
         ))
     });
-    facts.ports().filter_map(dropped).chain(without).collect()
+    facts.ports().filter_map(dropped).chain(facts.ports().filter_map(metered)).chain(without).collect()
 }
 
 /// Packets that nobody took while this command looked, as evidence.
@@ -67,8 +92,43 @@ fn lost(facts: &Facts<'_>, deciders: &OpenVswitch) -> (u64, String) {
     )
 }
 
+/// Of a counter that begins anew with its process.
+fn rise_of(before: u64, now: u64) -> Rise {
+    Rise { now: now.checked_sub(before).unwrap_or(now), ever: now }
+}
+
+/// Another one took the datapath over, and is gone.
+fn displaced(facts: &Facts<'_>, deciders: &OpenVswitch) -> Option<Finding> {
+    let away_ms = deciders.away_ms.filter(|ms| *ms >= GRACE_MS)?;
+    let what = format!(
+        "ovs-vswitchd ({}) is there, but takes no packets: another one had taken the datapath over, and is gone; packets that meet no flow are dropped",
+        pids(&deciders.processes)
+    );
+    Some(
+        Finding::of_all("open-vswitch-displaced", what)
+            .seen(format!("nobody has taken packets that meet no flow for {}", counted(away_ms / 1000, "second")))
+            .seen(lost(facts, deciders).1)
+            .remedy(
+                "restart it: `systemctl restart openvswitch-switch`, or end it and start it again by `lasthop ovs exec`",
+            ),
+    )
+}
+
+/// Its library and this lasthop do not understand each other.
+fn outdated(deciders: &OpenVswitch) -> Finding {
+    let what = format!(
+        "Open vSwitch ({}) has a liblasthop_ovs.so of another version, and is refused: nothing passes",
+        pids(&deciders.outdated)
+    );
+    Finding::of_all("open-vswitch-outdated", what)
+        .seen("the hello of its library is of another version; its own log says that the kernel module is probably not loaded")
+        .remedy("install library and programs from one package or build, and restart it: `systemctl restart openvswitch-switch`, or end it and start it again by `lasthop ovs exec`")
+}
+
 fn away(facts: &Facts<'_>, deciders: &OpenVswitch) -> Option<Finding> {
-    let away_ms = deciders.away_ms.filter(|ms| *ms >= GRACE_MS && deciders.left_over.is_empty())?;
+    let away_ms = deciders
+        .away_ms
+        .filter(|ms| *ms >= GRACE_MS && deciders.left_over.is_empty() && deciders.outdated.is_empty())?;
     let seconds = counted(away_ms / 1000, "second");
     let since = match deciders.has_come {
         true => format!("nobody has taken packets that meet no flow for {seconds}"),
@@ -81,7 +141,7 @@ fn away(facts: &Facts<'_>, deciders: &OpenVswitch) -> Option<Finding> {
             .seen(lost(facts, deciders).1)
             .remedy(format!(
                 "`systemctl status ovs-vswitchd` says why; start it with the unit of `lasthop ovs install`, or by `{exec} -- ovs-vswitchd …`: one \
-                 that was started otherwise is over the kernel's datapath, and not over lasthop"
+                 that was started otherwise is over the kernel's datapath, or over another lasthop (`--run-dir`), and not over this one"
             )),
     )
 }
@@ -105,7 +165,8 @@ fn left_over(facts: &Facts<'_>, deciders: &OpenVswitch) -> Finding {
         .seen("it was connected to another lasthop, and has made no datapath here")
         .seen(lost(facts, deciders).1)
         .remedy(
-            "restart it: `systemctl restart openvswitch-switch`, or end it and start it again by `lasthop ovs exec`",
+            "restart it: `systemctl restart openvswitch-switch`, or end it and start it again by `lasthop ovs exec`; what was set by `ovs-ofctl` alone is gone with its \
+             process, unless the service's script saves it",
         )
 }
 
@@ -129,7 +190,7 @@ mod tests {
     use super::super::facts::Seen;
     use super::super::facts::testutil::*;
     use super::*;
-    use lasthop_api::Drops;
+    use lasthop_api::{Drops, LostOf};
 
     fn site(deciders: OpenVswitch) -> Seen {
         let mut now = seen(&[up("a")]);
@@ -173,6 +234,31 @@ mod tests {
         };
         assert_eq!(kinds(&dropping(3, &["a"]), &dropping(5, &["a"])), ["rule-drops"]);
         assert_eq!(kinds(&dropping(3, &[]), &dropping(5, &[])), ["no-bridge"]);
+        // Nothing is known of bridges while it is away.
+        let mut left = dropping(5, &[]);
+        left.switch.deciders.as_mut().unwrap().left_over = vec![7];
+        assert_eq!(kinds(&dropping(3, &[]), &left), ["open-vswitch-left-over"]);
+        // What a connection's state, or a meter, drops.
+        let aside = |packets, ports: &[&str]| {
+            let mut seen = dropping(0, ports);
+            seen.switch.deciders.as_mut().unwrap().dropped_of = vec![LostOf { port: "a".into(), packets }];
+            seen
+        };
+        assert_eq!(kinds(&aside(3, &["a"]), &aside(4, &["a"])), ["rule-drops"]);
+        assert_eq!(kinds(&aside(3, &["a"]), &aside(3, &["a"])), [""; 0]);
+        let metered = |packets| {
+            let mut seen = dropping(0, &["a"]);
+            seen.ports[0].from_guest.drops = vec![Drops { reason: "meter".into(), packets }];
+            seen
+        };
+        assert_eq!(kinds(&metered(3), &metered(5)), ["meter-drops"]);
+        assert_eq!(kinds(&metered(5), &metered(5)), [""; 0]);
+        let displaced = OpenVswitch { processes: vec![7], away_ms: Some(5000), ..OpenVswitch::default() };
+        let displaced = site(displaced);
+        assert_eq!(kinds(&displaced, &displaced), ["open-vswitch-displaced"]);
+        let outdated = OpenVswitch { outdated: vec![7], away_ms: Some(5000), ..OpenVswitch::default() };
+        let outdated = site(outdated);
+        assert_eq!(kinds(&outdated, &outdated), ["open-vswitch-outdated"]);
         assert_eq!(kinds(&dropping(3, &["a"]), &dropping(3, &["a"])), [""; 0]);
         let gone = Seen { ovs_socket: Some("gone".into()), ..there(&[7], 3) };
         assert_eq!(kinds(&gone, &gone), ["ovs-socket-gone"]);

@@ -499,6 +499,7 @@ fn parse_uplink(text: &str) -> Result<SavedUplink, String> {
         spare: false,
         vlans: None,
         guest: false,
+        for_ovs: false,
     };
     for word in words {
         match word.split_once('=') {

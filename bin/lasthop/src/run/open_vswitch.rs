@@ -93,9 +93,15 @@ impl OpenVswitch {
         mut interfaces: impl Iterator<Item = &'a SavedUplink>,
     ) -> Result<Option<Self>, RunError> {
         if !ovs {
+            check_left(interfaces)?;
             return Ok(None);
         }
-        check(told, interfaces.find(|interface| !interface.guest))?;
+        // One of a state directory of a version before may be one that Open vSwitch wanted.
+        let is_of_use = |of: &SavedUplink| of.for_ovs || of.guest && of.name == of.device;
+        let is_tunnel = |of: &SavedUplink| {
+            of.driver.as_deref().and_then(UplinkDriver::from_name).is_some_and(UplinkDriver::is_tunnel)
+        };
+        check(told, interfaces.find(|of| !is_of_use(of) && !is_tunnel(of)))?;
         Self::new(run_dir).map(Some)
     }
 
@@ -158,6 +164,7 @@ impl OpenVswitch {
             spare: false,
             vlans: None,
             guest: true,
+            for_ovs: true,
         }
     }
 }
@@ -209,9 +216,10 @@ fn check(told: &Told<'_>, uplink: Option<&SavedUplink>) -> Result<(), RunError> 
     for port in told.ports {
         check_name(&port.name).map_err(|e| Usage(format!("--port {}: {e}", port.name)))?;
     }
-    if let Some(SavedUplink { name, device, .. }) = uplink {
+    if let Some(of @ SavedUplink { name, device, .. }) = uplink {
+        let kind = of.kind();
         return Err(Usage(format!(
-            "--control ovs: uplink {name} would carry nothing; leave it out, or remove it while lasthop runs without --control, and tell Open \
+            "--control ovs: {kind} {name} would carry nothing; leave it out, or remove it while lasthop runs without --control, and tell Open \
              vSwitch: `ovs-vsctl add-port BRIDGE {device}`"
         )));
     }
@@ -227,6 +235,21 @@ fn check(told: &Told<'_>, uplink: Option<&SavedUplink>) -> Result<(), RunError> 
     Err(Usage(format!(
         "--control ovs: {what}, which the learning switch alone knows; remove that while lasthop runs without --control, or choose another \
          --state-dir, and tell Open vSwitch"
+    )))
+}
+
+/// Refuses to bridge, by the learning switch and without a rule of Open vSwitch's, what Open vSwitch has opened. Tunnels are forgotten.
+fn check_left<'a>(interfaces: impl Iterator<Item = &'a SavedUplink>) -> Result<(), RunError> {
+    let is_tunnel = |driver: &String| UplinkDriver::from_name(driver).is_some_and(UplinkDriver::is_tunnel);
+    let left = interfaces.filter(|of| of.for_ovs && !of.driver.as_ref().is_some_and(is_tunnel));
+    let names: Vec<_> = left.map(|of| of.name.as_str()).collect();
+    if names.is_empty() {
+        return Ok(());
+    }
+    Err(Usage(format!(
+        "Open vSwitch has opened {} with this state directory, and the learning switch would join them without its rules; start with --control ovs, take them from Open \
+         vSwitch's bridges first (`ovs-vsctl del-port NAME`, `ovs-vsctl del-br NAME`) while it decides, or choose another --state-dir",
+        names.join(", ")
     )))
 }
 

@@ -137,7 +137,8 @@ impl Supervisor {
         let Some(config) = self.configs().into_iter().find(|config| config.name == name) else { return };
         let text = |limit: Option<RateLimit>| match limit {
             Some(RateLimit { bytes: 0, packets, .. }) => format!("{packets} packets a second"),
-            Some(RateLimit { bytes, .. }) => format!("{} bits a second", bytes * 8),
+            Some(RateLimit { bytes, packets: 0, .. }) => format!("{} bits a second", bytes * 8),
+            Some(RateLimit { bytes, packets, .. }) => format!("{} bits and {packets} packets a second", bytes * 8),
             None => "no limit".to_owned(),
         };
         let [from, to] = limits.map(text);

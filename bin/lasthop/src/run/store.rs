@@ -62,6 +62,9 @@ pub struct SavedUplink {
     /// It is a guest's port (`port add --device`), not an uplink.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub guest: bool,
+    /// Open vSwitch wanted it, and decides what becomes of its packets.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub for_ovs: bool,
 }
 
 impl SavedUplink {
@@ -339,6 +342,7 @@ mod tests {
             spare: true,
             vlans: Some("untagged:10:20-30".parse().unwrap()),
             guest: true,
+            for_ovs: true,
         }];
         let taps = [("lh0".to_owned(), "02:00:00:00:00:07".to_owned())].into();
         let settings = [("vm2".to_owned(), "vlan=10 isolated=on".to_owned().try_into().unwrap())].into();
@@ -368,6 +372,7 @@ mod tests {
             spare: false,
             vlans: None,
             guest: true,
+            for_ovs: false,
         };
         let mirror = |to: &str| Mirror {
             name: to.into(),

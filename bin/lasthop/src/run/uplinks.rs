@@ -122,7 +122,10 @@ impl Supervisor {
                 let UplinkConfig { name, device, driver, queues, nice, gro, spare, vlans, guest, settings } = uplink;
                 let settings = changed(None, &settings);
                 let no_gro = !gro;
-                let spec = |vlans| SavedUplink { name, device, driver, queues, nice, no_gro, spare, vlans, guest };
+                // Where it decides, control refuses those of anybody else.
+                let for_ovs = self.ovs.is_some();
+                let spec =
+                    |vlans| SavedUplink { name, device, driver, queues, nice, no_gro, spare, vlans, guest, for_ovs };
                 let spec = parse_vlans(vlans).map(spec).and_then(|spec| Ok((spec, settings?)));
                 self.add_uplink(request, spec);
             }

@@ -30,7 +30,8 @@ pub fn render(shown: &Shown) -> String {
     let (port, mut screen) = (&shown.port, Screen::default());
     screen.part(&port.name, [place(port)]);
     screen.part("state", state(shown));
-    screen.part("settings", [crate::settings::told(&port.settings)]);
+    let of_ovs = shown.rates.as_ref().map(crate::list::rates_of);
+    screen.part("settings", [crate::settings::told(&port.settings)].into_iter().chain(of_ovs));
     if port.device.is_none() && !port.uplink {
         screen.part("front-end", front_end(shown));
     }
@@ -204,7 +205,11 @@ fn mirrored(mirror: &Mirror, port: &str) -> String {
 }
 
 fn flows(shown: &Shown) -> Vec<String> {
-    let mut lines = vec![format!("{} from there; with those to it:", counted(shown.port.flows, "flow"))];
+    let mut lines = vec![format!(
+        "{} from there{}; with those to it:",
+        counted(shown.port.flows, "flow"),
+        if shown.open_vswitch { ", without those of Open vSwitch's, which are listed" } else { "" }
+    )];
     let line = |flow: &Flow| {
         let to = if flow.actions.is_empty() { crate::list::outputs(&flow.outputs) } else { flow.actions.join(",") };
         format!(

@@ -1,7 +1,7 @@
 //! What Open vSwitch did not take.
 
 use super::age;
-use lasthop_api::{OpenVswitch, SwitchStats};
+use lasthop_api::{LostOf, SwitchStats};
 use lasthop_text::counted;
 
 /// Most ports that are named.
@@ -11,22 +11,30 @@ const SHOWN: usize = 8;
 pub fn untaken(stats: &SwitchStats) -> String {
     let Some(deciders) = &stats.deciders else { return String::new() };
     let mut out = String::new();
-    if let (true, Some(ms)) = (deciders.processes.is_empty(), deciders.away_ms) {
+    if let Some(ms) = deciders.away_ms {
         out.push_str(&format!("Open vSwitch is not there, for {}: packets that meet no flow are dropped\n", age(ms)));
+    }
+    let dropped: u64 = deciders.dropped_of.iter().map(|of| of.packets).sum();
+    if dropped > 0 {
+        let by = by_port(&deciders.dropped_of);
+        out.push_str(&format!(
+            "Open vSwitch: {} dropped by its rules or meters in lasthop-ovs{by}\n",
+            counted(dropped, "packet")
+        ));
     }
     if deciders.lost > 0 {
         let packets = counted(deciders.lost, "packet");
         out.push_str(&format!(
             "Open vSwitch: {packets} found nobody of it to decide about them (lost){}\n",
-            by_port(deciders)
+            by_port(&deciders.lost_of)
         ));
     }
     out
 }
 
 /// `; of vm1 2, of vm2 1`: the port with most first.
-fn by_port(deciders: &OpenVswitch) -> String {
-    let mut all: Vec<_> = deciders.lost_of.iter().collect();
+fn by_port(of: &[LostOf]) -> String {
+    let mut all: Vec<_> = of.iter().collect();
     all.sort_by_key(|of| std::cmp::Reverse(of.packets));
     let of: Vec<_> = all.iter().take(SHOWN).map(|of| format!("of {} {}", of.port, of.packets)).collect();
     match all.len() {
@@ -49,11 +57,10 @@ mod tests {
         };
         assert_eq!(of(None, 0), "");
         assert_eq!(of(None, 2), "Open vSwitch: 2 packets found nobody of it to decide about them (lost)\n");
-        let lost_of = (0..10).map(|n| lasthop_api::LostOf { port: format!("vm{n}"), packets: n }).collect();
-        let deciders = OpenVswitch { lost: 45, lost_of, ..OpenVswitch::default() };
+        let lost_of: Vec<_> = (0..10).map(|n| LostOf { port: format!("vm{n}"), packets: n }).collect();
         let all =
             "; of vm9 9, of vm8 8, of vm7 7, of vm6 6, of vm5 5, of vm4 4, of vm3 3, of vm2 2, and of 2 other ports";
-        assert_eq!(by_port(&deciders), all);
+        assert_eq!(by_port(&lost_of), all);
         assert_eq!(of(Some(5000), 0), "Open vSwitch is not there, for 5 s: packets that meet no flow are dropped\n");
     }
 }

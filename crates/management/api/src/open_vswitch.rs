@@ -3,17 +3,20 @@
 use serde::{Deserialize, Serialize};
 use zlink::introspect::CustomType;
 
-/// Who takes the packets that meet no flow, where Open vSwitch decides, and how many of them nobody took.
+/// Who takes the packets that meet no flow, where Open vSwitch decides, and how many of them nobody took. What a lasthop of a version before does not tell is empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomType)]
+#[serde(default)]
 pub struct OpenVswitch {
     /// Processes that take them, or did and are still connected: ovs-vswitchd. Of several, each changes what the others have made.
     pub processes: Vec<u32>,
-    /// For how long nobody has, in milliseconds: since the last of them went, or lasthop-ovs was started. None: somebody does.
+    /// For how long nobody has, in milliseconds: since the last that did went, or lasthop-ovs was started. None: somebody does.
     pub away_ms: Option<u64>,
     /// One has, since lasthop-ovs was started.
     pub has_come: bool,
     /// Processes that go on with the datapath of a `lasthop run` before this one, which is gone.
     pub left_over: Vec<u32>,
+    /// Processes that have a `liblasthop_ovs.so` of another version, which were refused within the last minute.
+    pub outdated: Vec<u32>,
     /// Packets that met no flow and that nobody took, since lasthop-ovs was started.
     pub lost: u64,
     /// The same by the ports that they came from; only those of which some were lost. Where several wait for one socket of Open vSwitch's, those of the port with
@@ -25,6 +28,8 @@ pub struct OpenVswitch {
     pub without: Vec<String>,
     /// Rates that it has set, which go before those of `lasthop port set`.
     pub rates: Vec<RatesOf>,
+    /// Packets that rules or meters dropped where they were judged one by one, in lasthop-ovs, by the ports that they came from; fragments apart.
+    pub dropped_of: Vec<LostOf>,
 }
 
 /// Rates of a port that Open vSwitch has set.

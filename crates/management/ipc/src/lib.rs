@@ -5,6 +5,12 @@ use lasthop_types::PortId;
 use lasthop_uplink_ipc::{UplinkCounters, UplinkDevice, UplinkDriver, VlanMac};
 use serde::{Deserialize, Serialize};
 
+/// What the library in Open vSwitch's programs says first to `lasthop-ovs` (`crates/management/ovs-preload`), up to the number of its version. The library
+/// has it in its file, by which one of another version is known.
+pub const OVS_HELLO: &str = "lasthop-ovs ";
+/// The version that is spoken.
+pub const OVS_HELLO_VERSION: u32 = 3;
+
 /// A port as the user asked for it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PortConfig {

@@ -27,8 +27,10 @@ use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 /// Most descriptors of a program.
 const DESCRIPTORS: usize = 65_536;
-/// What is said first, with the second connection, and in front of the number that the socket had before and what proves that, or zeros.
-const HELLO: [u8; 13] = *b"lasthop-ovs 3";
+/// What is said first, with the second connection, and in front of the number that the socket had before and what proves that, or zeros. It stands in the library's
+/// file, where `lasthop ovs exec` looks for it.
+#[unsafe(no_mangle)]
+pub static LASTHOP_OVS_HELLO: [u8; 13] = *b"lasthop-ovs 3";
 /// Bytes of a number and its proof.
 const NUMBER: usize = 12;
 /// Whoever finds lasthop gone looks again after so many nanoseconds.
@@ -162,8 +164,10 @@ type Number = (u32, u64);
 
 /// Sends hello and the second connection's other end, and hears the socket's number: `before`, if it had one that lasthop-ovs has given it.
 fn greet(fd: c_int, pair: [c_int; 2], before: Number) -> Option<Number> {
-    let mut hello = [0u8; HELLO.len() + NUMBER];
-    let said = HELLO.into_iter().chain(before.0.to_ne_bytes()).chain(before.1.to_ne_bytes());
+    let mut hello = [0u8; LASTHOP_OVS_HELLO.len() + NUMBER];
+    // SAFETY: a live static. What is said is what stands in the file, whatever a compiler knows of it.
+    let said = unsafe { (&raw const LASTHOP_OVS_HELLO).read_volatile() };
+    let said = said.into_iter().chain(before.0.to_ne_bytes()).chain(before.1.to_ne_bytes());
     hello.iter_mut().zip(said).for_each(|(to, byte)| *to = byte);
     let mut part = libc::iovec { iov_base: hello.as_mut_ptr().cast(), iov_len: hello.len() };
     // As long and as aligned as a control message with one descriptor.

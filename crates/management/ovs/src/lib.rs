@@ -139,6 +139,8 @@ pub struct Datapath {
     lost: u64,
     /// The same by ports.
     lost_of: BTreeMap<u32, u64>,
+    /// Whole packets of ports that flows or meters dropped here, fragments apart: those may wait for others.
+    dropped_of: BTreeMap<u32, u64>,
     /// Clients that have no room for upcalls of a port.
     full: BTreeSet<(u32, u32)>,
     /// Numbers that upcalls go to: all of [`Datapath::cpu_pids`], and of ports.

@@ -234,6 +234,10 @@ impl Datapath {
             None => walk.look_up(),
         }
         let of_use = !walk.missed && !walk.effects.is_empty();
+        let is_dropped = acts.is_none() && !walk.missed && walk.effects.is_empty() && walk.key.packet.ip_frag == 0;
+        if is_dropped && self.vports.contains_key(&metadata.packet.in_port) {
+            *self.dropped_of.entry(metadata.packet.in_port).or_default() += 1;
+        }
         let (effects, met, changed) = (walk.effects, walk.met, walk.changed);
         self.connections_changed(changed);
         self.count(&met);

@@ -293,6 +293,7 @@ impl Datapath {
                 let ports = std::mem::take(&mut self.vports);
                 self.table.clear();
                 self.lost_of.clear();
+                self.dropped_of.clear();
                 self.tunnels.clear();
                 self.forget_meters();
                 self.fragments.take();
@@ -380,6 +381,7 @@ impl Datapath {
             let gone = self.vports.remove(&no);
             self.replace_takers(gone.as_ref().map_or(&[], |port| &port.pids), &[]);
             self.lost_of.remove(&no);
+            self.dropped_of.remove(&no);
             self.tunnels.remove(no);
         }
         if changes.all {
@@ -407,7 +409,8 @@ impl Datapath {
         let port = self.configs.get(name).copied().filter(|_| !failed.contains(name) && name != crate::PACKET_PORT);
         let Some(port) = port else { return Err(Refused::NO_DEVICE) };
         let no = self.new_port_no(no)?;
-        let opened = self.opened.contains(name) || is_made;
+        // One that the supervisor remembers was opened for Open vSwitch, too: nobody else opens interfaces where it decides.
+        let opened = self.opened.contains(name) || is_made || self.devices.contains(&port);
         self.replace_takers(&[], &pids);
         self.vports.insert(no, Vport { name: name.to_owned(), kind, pids, port: Some(port), opened });
         self.connections.limit_port(no, opened);

@@ -22,6 +22,8 @@ const MOST: usize = 64;
 const NOTHING: u64 = 65_536;
 /// At once passes one segment of the guest's, at least.
 const SEGMENT: u64 = 65_536;
+/// So much may a port that is policed send before it is held: 64 segments.
+const AT_ONCE: u64 = 64 * SEGMENT;
 const SECOND_NS: u64 = 1_000_000_000;
 
 /// What limits an interface.
@@ -277,7 +279,17 @@ impl Datapath {
         let mut wanted = BTreeMap::new();
         for (name, limits) in &self.shaping.all {
             let classes = limits.classes.iter().flatten().filter(|(handle, _)| **handle != ALL);
-            wanted.extend(classes.map(|(handle, class)| ((name.clone(), *handle), class.rate)));
+            let all =
+                limits.classes.iter().flatten().find(|(handle, _)| **handle == ALL).map(|(_, all)| all.rate.bytes);
+            let rate = |class: &Class| match class.rate {
+                // The port's own rate holds such a class, whose packets then wait; its meter counts, and is not to drop what a policed port sends at once.
+                rate if all.is_some_and(|all| rate.bytes >= all) => {
+                    let least = (AT_ONCE * SECOND_NS).checked_div(rate.bytes).unwrap_or(0);
+                    Rate { burst_ns: rate.burst_ns.max(least), ..rate }
+                }
+                rate => rate,
+            };
+            wanted.extend(classes.map(|(handle, class)| ((name.clone(), *handle), rate(class))));
         }
         let gone: Vec<_> = self.shaping.meters.keys().filter(|key| !wanted.contains_key(key)).cloned().collect();
         for key in gone {

@@ -45,6 +45,11 @@ impl Datapath {
         self.lost_of.iter().filter_map(|(no, lost)| Some((self.vports.get(no)?.name.as_str(), *lost)))
     }
 
+    /// Whole packets that flows or meters dropped here, by the names of ports; only those that have any.
+    pub fn dropped_of(&self) -> impl Iterator<Item = (&str, u64)> {
+        self.dropped_of.iter().filter_map(|(no, dropped)| Some((self.vports.get(no)?.name.as_str(), *dropped)))
+    }
+
     /// A client has no room for upcalls of this port, and one is lost: packets that meet no flow and would become some are dropped where they wait, until it has.
     pub fn has_no_room(&mut self, pid: u32, port: u32) {
         self.full.insert((pid, port));

@@ -25,14 +25,21 @@ impl Site {
         findings(&self.lasthop, meanwhile)
     }
 
+    /// The finding of this kind, beside which there is no other.
     fn is_found(&self, kind: &str) -> Value {
+        let found = self.finds(kind);
+        let [finding] = &found[..] else { panic!("{kind}, and what else? {found:#?}") };
+        finding.clone()
+    }
+
+    /// All findings, once one is of this kind.
+    fn finds(&self, kind: &str) -> Vec<Value> {
         let mut found = Vec::new();
         wait_for(&format!("the finding {kind}"), 3 * PATIENCE, || {
             found = self.findings(|| ());
             found.iter().any(|finding| finding["kind"] == kind)
         });
-        let [finding] = &found[..] else { panic!("{kind}, and what else? {found:#?}") };
-        finding.clone()
+        found
     }
 
     fn is_well(&self) {
@@ -128,23 +135,62 @@ fn a_stopped_ovs_vswitchd_is_found_and_goes_on() {
 
 #[test]
 fn two_ovs_vswitchd_are_found() {
-    let site = Site::new();
+    let mut site = Site::new();
     let other = scratch();
     let mut database = vswitch::database(&site.netns, other.path());
     let mut second = vswitch::daemon(&site.netns, other.path(), &site.lasthop);
     vswitch::run(other.path(), &["ovs-vsctl", "--timeout=20", "add-br", "br9"]);
-    let finding = site.is_found("open-vswitch-twice");
-    assert!(finding["what"].as_str().expect("text").contains("pids"), "{finding}");
+    // While they take each other's ports away there may be more.
+    let found = site.finds("open-vswitch-twice");
+    assert!(found.iter().any(|finding| finding["what"].as_str().expect("text").contains("pids")), "{found:?}");
     site.says("both change one datapath");
+    // Ended, it leaves the first without packets, which has to be restarted. That looked as if it had too much to do.
     spawn::end(&mut second);
     spawn::end(&mut database);
     wait_for("one of them", PATIENCE, || site.deciders()["processes"].as_array().expect("a list").len() <= 1);
+    assert!(site.deciders()["away_ms"].is_u64(), "{}", site.deciders());
+    site.finds("open-vswitch-displaced");
+    site.says("had taken the datapath over from pid");
+    site.end_vswitchd();
+    site.vswitchd = vswitch::daemon(&site.netns, site.dir.path(), &site.lasthop);
+    site.wait_for_bridge();
+    site.is_well();
+}
+
+/// A program with a library of a version before found no datapath, said that the kernel's module was not loaded, and nothing else was said anywhere.
+#[test]
+fn a_library_of_another_version_is_named() {
+    let mut site = Site::new();
+    let dir = scratch();
+    let library = std::fs::read(binary("lasthop").with_file_name("liblasthop_ovs.so")).expect("it is built");
+    let mut other = library.clone();
+    let hello = b"lasthop-ovs 3";
+    let at = library.windows(hello.len()).position(|bytes| bytes == hello).expect("it stands in the file");
+    other[at + hello.len() - 1] = b'2';
+    let file = dir.path().join("liblasthop_ovs.so");
+    std::fs::write(&file, other).expect("a file");
+    // `ovs exec` looks at the library beside it before anything is started.
+    std::fs::copy(binary("lasthop"), dir.path().join("lasthop")).expect("a file");
+    let mut exec = Command::new(dir.path().join("lasthop"));
+    exec.args(["ovs", "exec", "--run-dir"]).arg(site.lasthop.run_dir()).args(["--", "true"]);
+    let out = exec.output().expect("lasthop");
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(!out.status.success() && said.contains("of another version than this lasthop"), "{said}");
+    // One that was started before is refused, and named.
+    site.end_vswitchd();
+    let mut program = Command::new("ovs-dpctl");
+    program.arg("show").env("LD_PRELOAD", &file).env("LASTHOP_OVS_SOCKET", site.lasthop.run_dir().join("ovs.sock"));
+    assert!(!program.output().expect("ovs-dpctl is installed by scripts/setup").status.success());
+    site.says("it says hello 2, this lasthop 3");
+    site.is_found("open-vswitch-outdated");
 }
 
 /// One that goes on after `lasthop run` was replaced has a datapath that is gone, if nothing was kept of it.
 #[test]
 fn an_ovs_vswitchd_of_an_earlier_lasthop_is_found() {
     let mut site = Site::new();
+    site.netns.ip("link add ve0 type veth peer name ve1");
+    site.vsctl("add-port br0 ve0");
     let kept = [1, 2].map(|n| site.lasthop.run_dir().join(format!("ovs.datapath-{n}")));
     site.start_lasthop_again(false, || kept.iter().for_each(|file| std::fs::remove_file(file).expect("it is there")));
     site.says("goes on with the datapath of a `lasthop run` before");
@@ -158,6 +204,39 @@ fn an_ovs_vswitchd_of_an_earlier_lasthop_is_found() {
     wait_for("no finding of it", 3 * PATIENCE, || {
         !site.findings(|| ()).iter().any(|finding| finding["kind"] == "open-vswitch-left-over")
     });
+    // What it has taken up again it closes.
+    let list = |site: &Site| site.lasthop.command(&["port", "list"]);
+    assert!(list(&site).contains("ve0"), "{}", list(&site));
+    site.vsctl("del-port ve0");
+    wait_for("the end of the interface", PATIENCE, || !list(&site).contains("ve0"));
+}
+
+/// A device as a port was accepted, and Open vSwitch could never use it.
+#[test]
+fn a_device_is_opened_by_open_vswitch_alone() {
+    let site = Site::new();
+    site.netns.ip("link add ve0 type veth peer name ve1");
+    let refused = site.lasthop.try_command(&["port", "add", "c1", "--device", "ve0"]);
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success() && said.contains("`ovs-vsctl add-port BRIDGE ve0`"), "{said}");
+    // Without Open vSwitch, what it has opened is not joined by the learning switch, which has none of its rules.
+    site.vsctl("add-port br0 ve0");
+    let saved = site.lasthop.run_dir().with_file_name("state");
+    let other = scratch();
+    let state = other.path().join("state");
+    let copied = Command::new("cp").arg("-r").args([&saved, &state]).status().expect("cp");
+    assert!(copied.success());
+    // It would run for ever otherwise.
+    let mut run = Command::new("timeout");
+    run.arg("10")
+        .arg(binary("lasthop"))
+        .args(["run", "--no-bpf", "--run-dir"])
+        .arg(other.path().join("run"))
+        .arg("--state-dir")
+        .arg(&state);
+    let out = run.output().expect("lasthop");
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(!out.status.success() && said.contains("Open vSwitch has opened") && said.contains("ve0"), "{said}");
 }
 
 /// The socket was gone for good, and `ovs exec` said to start lasthop with `--control ovs`.
@@ -241,6 +320,28 @@ fn what_rules_drop_and_ports_without_a_bridge_are_found() {
         kinds.contains("\"vm1\" \"rule-drops\"") && kinds.contains("\"vm3\" \"no-bridge\"")
     });
     site.is_well();
+    // What a connection's state drops is judged in lasthop-ovs, and is no drop of the switch's.
+    site.ofctl(&["del-flows"]);
+    site.ofctl(&["add-flow", "in_port=1,ip,actions=ct(table=1)"]);
+    site.ofctl(&["add-flow", "table=1,ct_state=+trk,actions=drop"]);
+    let echo = lasthop_conntrack::testutil::Ends::v4(0, 0).echo(false, 1);
+    wait_for("the drops of rules", 3 * PATIENCE, || {
+        let Site { guests, lasthop, .. } = &mut site;
+        let found = findings(lasthop, || guests[0].send(&echo));
+        found.iter().any(|of| of["kind"] == "rule-drops" && of["evidence"].to_string().contains("in lasthop-ovs"))
+    });
+    site.ofctl(&["del-flows"]);
+    // A meter is the switch's.
+    site.ofctl13(&["add-meter", "meter=1,pktps,burst,band=type=drop,rate=1,burst_size=1"]);
+    site.ofctl13(&["add-flow", "in_port=1,actions=meter:1,output:2"]);
+    wait_for("the drops of a meter", 3 * PATIENCE, || {
+        let Site { guests, lasthop, .. } = &mut site;
+        let found = findings(lasthop, || (0..5).for_each(|_| guests[0].send(&frame)));
+        guests[1].drain();
+        found.iter().any(|of| of["kind"] == "meter-drops" && of["port"] == "vm1")
+    });
+    site.ofctl(&["del-flows"]);
+    site.ofctl(&["add-flow", "priority=0,actions=NORMAL"]);
     // Its interface goes, and its port in Open vSwitch stays.
     site.vsctl("add-port br0 vm3");
     site.lasthop.command(&["port", "del", "vm3"]);

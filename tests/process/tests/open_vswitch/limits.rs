@@ -172,8 +172,18 @@ fn a_rate_that_open_vswitch_has_set_is_shown_at_its_port() {
     let list = |site: &Site| site.lasthop.command(&["port", "list"]);
     assert!(!list(&site).contains("Open vSwitch sets"), "{}", list(&site));
     site.vsctl("set interface vm1 ingress_policing_rate=8000 ingress_policing_burst=800");
-    let said = "vm1: Open vSwitch sets 8000000 bits a second from there\n";
+    let said = "vm1: Open vSwitch sets 8000000 bits a second from there, which goes before";
     wait_for("the rate", PATIENCE, || list(&site).contains(said));
+    // The same beside what the port is told, which has no effect meanwhile.
+    let told = site.lasthop.command(&["port", "set", "vm1", "--rate-from", "5M"]);
+    assert!(told.contains(said), "{told}");
+    let shown = site.lasthop.command(&["show", "vm1"]);
+    assert!(shown.contains("Open vSwitch sets 8000000 bits a second from there"), "{shown}");
+    assert_eq!(site.lasthop.json(&["port", "list"])["rates"][0]["port"], "vm1");
+    site.vsctl("set interface vm1 ingress_policing_kpkts_rate=1 ingress_policing_kpkts_burst=1");
+    let both = "8000000 bits and 1000 packets a second from there";
+    wait_for("both rates", PATIENCE, || list(&site).contains(both));
+    site.vsctl("set interface vm1 ingress_policing_kpkts_rate=0");
     site.vsctl("set interface vm1 ingress_policing_rate=0");
     wait_for("none", PATIENCE, || !list(&site).contains("Open vSwitch sets"));
 }

@@ -163,6 +163,7 @@ fn uplink_is_name_device_and_perhaps_how() {
             spare: false,
             vlans: None,
             guest: false,
+            for_ovs: false,
         })
     };
     assert_eq!(parse_uplink("up0=eth0"), uplink(None, 1));
