@@ -59,6 +59,9 @@ pub struct SettingsArgs {
     /// Its share of a thread that moves packets of several ports, and of a receiver that takes less than several send, in bytes: 1 to 1000 (100)
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     weight: Option<String>,
+    /// Above all ports with a lower one, where shares go by weight: 15 of 16 bytes for each such port that has packets; 0 to 2 (0)
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    priority: Option<String>,
     /// Microseconds and packets for which its guest need not kick while it sends a stream; "off": it kicks for each; "none": as
     /// `lasthop run --tx-batch`
     #[arg(long, value_name = "US[,PACKETS]|off", allow_negative_numbers = true)]
@@ -124,6 +127,7 @@ impl SettingsArgs {
             ("grants", &self.grants),
             ("max-ring", &self.max_ring),
             ("weight", &self.weight),
+            ("priority", &self.priority),
             ("tx-batch", &self.tx_batch),
             ("rx-batch", &self.rx_batch),
             ("link", &self.link),

@@ -495,18 +495,21 @@ impl Flood {
 #[test]
 fn guests_share_a_polling_core_by_their_weights() {
     let mut flood = Flood::new(&["--poll", "0"]);
-    for (port, weight, large) in [
-        ("small", "100", 0.5),
-        ("small", "300", 0.25),
-        ("large", "900", 0.75),
-        ("small", "none", 0.9),
-        ("large", "none", 0.5),
+    for (port, setting, value, large) in [
+        ("small", "--weight", "100", 0.5),
+        ("small", "--weight", "300", 0.25),
+        ("large", "--weight", "900", 0.75),
+        ("small", "--weight", "none", 0.9),
+        ("large", "--weight", "none", 0.5),
+        // 15 times what the two other ports would have together: this one, and the one that sends nothing.
+        ("large", "--priority", "1", 30.0 / 31.0),
+        ("small", "--priority", "1", 0.5),
     ] {
-        flood.lasthop.command(&["port", "set", port, "--weight", weight]);
+        flood.lasthop.command(&["port", "set", port, setting, value]);
         let share = flood.fair_share();
-        assert!((share - large).abs() < 0.05 * large, "{port} has {weight}: {share}, not {large}");
+        assert!((share - large).abs() < 0.05 * large, "{port} has {setting} {value}: {share}, not {large}");
     }
     flood.lasthop.command(&["port", "set", "small", "--weight", "7"]);
     let list = flood.lasthop.command(&["port", "list"]);
-    assert!(list.contains("weight=7"), "{list}");
+    assert!(list.contains("weight=7 priority=1"), "{list}");
 }

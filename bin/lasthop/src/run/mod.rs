@@ -74,6 +74,7 @@ mod port;
 mod port_threads;
 mod ports;
 mod presence;
+mod priorities;
 mod probing;
 mod reload;
 mod renaming;

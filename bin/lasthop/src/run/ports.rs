@@ -191,7 +191,9 @@ impl Supervisor {
         let uplinks = self.uplinks.values().filter(|uplink| !uplink.is_leaving() && !uplink.spec.guest);
         let uplinks = uplinks.map(|u| (u.config.id, vlans(u)));
         self.control.send(SupervisorToControl::Uplinks(uplinks.collect()), None);
-        self.control.send(SupervisorToControl::Ports(self.configs()), None);
+        let configs = self.configs();
+        self.tell_weights(&configs);
+        self.control.send(SupervisorToControl::Ports(configs), None);
     }
 }
 

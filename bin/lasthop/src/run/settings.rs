@@ -6,7 +6,7 @@ use lasthop_ipc::{PortLimits, RateLimit, SupervisorToSwitch};
 use lasthop_management_ipc::{PortConfig, Settings, SupervisorToControl};
 use lasthop_policy::{Batch, PortSettings, Rate, STATIC_MAC, Unit};
 use lasthop_session_ipc::Bounds;
-use lasthop_types::{DEFAULT_WEIGHT, PortId};
+use lasthop_types::PortId;
 use std::collections::BTreeSet;
 use tracing::info;
 
@@ -118,7 +118,7 @@ impl Supervisor {
         let [from, to, storm] = limits.unwrap_or_default();
         let [others_from, others_to] = self.limited.get(name).copied().unwrap_or_default();
         let rates = [others_from.unwrap_or(from), others_to.unwrap_or(to), storm];
-        let weight = self.settings.get(name).and_then(|set| set.weight).unwrap_or(DEFAULT_WEIGHT);
+        let weight = self.weights.get(&port.0).copied().unwrap_or_else(|| self.own_weight(name));
         let batches = self.batches(port, name).map(|batch| (batch.us, batch.packets));
         let limits = PortLimits { rates, weight, batches };
         self.tell_switch(SupervisorToSwitch::Limits(port, limits));

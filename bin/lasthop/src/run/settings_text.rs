@@ -31,7 +31,7 @@ fn value_of(setting: &str) -> &'static str {
         "trunk" => "LIST, with ':' between its VLANs",
         "mac" => "MAC",
         "addr" => "IP",
-        "connections" | "nat-ports" | "grants" | "max-ring" | "weight" => "N",
+        "connections" | "nat-ports" | "grants" | "max-ring" | "weight" | "priority" => "N",
         "tx-batch" | "rx-batch" => "US:PACKETS or off",
         "link" => "up|down",
         "static-mac" => "MAC[@VLAN]",

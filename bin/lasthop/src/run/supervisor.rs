@@ -117,6 +117,8 @@ pub struct Supervisor {
     pub(super) store: Store,
     /// What ports are told to do, by name.
     pub(super) settings: BTreeMap<String, PortSettings>,
+    /// Shares of ports by number, as long as some have a priority.
+    pub(super) weights: BTreeMap<u32, u32>,
     /// What Open vSwitch lets come from ports and go there, by name, where that is not what they are told.
     pub(super) limited: BTreeMap<String, [Option<RateLimit>; 2]>,
     /// Mirrors, by name.
@@ -263,6 +265,7 @@ impl Supervisor {
             rx_batch: setup.rx_batch,
             store: setup.store,
             settings: setup.settings,
+            weights: BTreeMap::new(),
             limited: BTreeMap::new(),
             mirrors: setup.mirrors,
             lists: setup.lists,

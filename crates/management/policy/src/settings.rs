@@ -58,6 +58,8 @@ pub struct PortSettings {
     /// Its share of a thread that looks after several ports' rings, and of a receiver that is short of buffers;
     /// [`DEFAULT_WEIGHT`](lasthop_types::DEFAULT_WEIGHT) if nothing is said.
     pub weight: Option<u16>,
+    /// Above those ports with a lower one, where shares go by weight; 0 if nothing is said.
+    pub priority: Option<u8>,
     /// What is gathered before its guest kicks while it sends a stream; as all ports if nothing is said, which this crate does not know.
     pub tx_batch: Option<Batch>,
     /// What is gathered before its guest is interrupted while it runs.
@@ -88,6 +90,7 @@ pub const SETTINGS: &[&str] = &[
     "grants",
     "max-ring",
     "weight",
+    "priority",
     "tx-batch",
     "rx-batch",
     "link",
@@ -96,9 +99,9 @@ pub const SETTINGS: &[&str] = &[
 ];
 
 /// Those of them that the switch carries out by itself: they hold whoever decides about packets.
-pub const OF_SWITCH: &[&str] = &["rate-from", "rate-to", "weight", "tx-batch", "rx-batch"];
+pub const OF_SWITCH: &[&str] = &["rate-from", "rate-to", "weight", "priority", "tx-batch", "rx-batch"];
 /// The same in words.
-pub const OF_SWITCH_WORDS: &str = "rates, weight and batching";
+pub const OF_SWITCH_WORDS: &str = "rates, weight, priority and batching";
 
 /// The one setting that uplinks have, too.
 pub const STATIC_MAC: &str = "static-mac";
@@ -151,6 +154,7 @@ impl PortSettings {
             "grants" => self.grants = if is_none(value) { None } else { Some(grants(value)?) },
             "max-ring" => self.max_ring = if is_none(value) { None } else { Some(max_ring(value)?) },
             "weight" => self.weight = if is_none(value) { None } else { Some(weight(value)?) },
+            "priority" => self.priority = if is_none(value) { None } else { Some(priority(value)?) },
             "tx-batch" => self.tx_batch = batch(value)?,
             "rx-batch" => self.rx_batch = batch(value)?,
             "snooping" => self.snooping = on(value)?,
@@ -264,6 +268,7 @@ impl PortSettings {
             self.grants.map(|n| text(&n)),
             self.max_ring.map(|n| text(&n)),
             self.weight.map(|n| text(&n)),
+            self.priority.map(|n| text(&n)),
             self.tx_batch.map(|batch| text(&batch)),
             self.rx_batch.map(|batch| text(&batch)),
             self.link_down.then(|| "down".to_owned()),
@@ -388,6 +393,11 @@ fn weight(value: &str) -> Result<u16, String> {
     })
 }
 
+fn priority(value: &str) -> Result<u8, String> {
+    let number = value.parse().ok().filter(|n| (0..=2).contains(n));
+    number.ok_or_else(|| "write 0, 1 or 2 (above all others), or none for the default, 0".to_owned())
+}
+
 /// `off` is a value here.
 fn batch(value: &str) -> Result<Option<Batch>, String> {
     if value == "none" { Ok(None) } else { value.parse().map(Some).map_err(|e| format!("{e}, {OR_NONE}")) }
@@ -454,6 +464,7 @@ mod tests {
             ("mac=5254000000aB", "mac=52:54:00:00:00:ab"),
             ("link=down", "link=down"),
             ("weight=1", "weight=1"),
+            ("priority=1", "priority=1"),
             ("weight=2 max-ring=512", "max-ring=512 weight=2"),
             (
                 "vlan=10 static-mac=52:54:00:00:00:02 static-mac=52:54:00:00:00:01@10",
@@ -503,7 +514,7 @@ mod tests {
 
     #[test]
     fn off_takes_every_setting_back() {
-        let all = "isolated=on mac=52:54:00:00:00:01 addr=10.0.0.1 no-dhcp-server=on no-ra=on rate-from=1M rate-to=2M storm=3M connections=5 nat-ports=6 grants=1000 max-ring=256 weight=300 link=down snooping=on static-mac=52:54:00:00:00:07 tx-batch=9,9 rx-batch=off";
+        let all = "isolated=on mac=52:54:00:00:00:01 addr=10.0.0.1 no-dhcp-server=on no-ra=on rate-from=1M rate-to=2M storm=3M connections=5 nat-ports=6 grants=1000 max-ring=256 weight=300 priority=2 link=down snooping=on static-mac=52:54:00:00:00:07 tx-batch=9,9 rx-batch=off";
         for before in [set(&format!("{all} vlan=10")), set(&format!("{all} trunk=10 native=1"))] {
             for word in ["none", "off"] {
                 let instead = |name: &str| match name {
@@ -556,6 +567,7 @@ mod tests {
             ("grants=511", "a number of ranges from 512 to 262144, or none for the default"),
             ("weight=0", "write a share from 1 to 1000, or none for the default, 100"),
             ("weight=1001", "from 1 to 1000"),
+            ("priority=3", "write 0, 1 or 2 (above all others), or none for the default, 0"),
             ("max-ring=63", "a number of entries from 64 to 32768, or none for no bound"),
             ("max-ring=65536", "from 64 to 32768"),
             ("link=on", "write up or down"),

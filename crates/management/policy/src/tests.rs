@@ -383,6 +383,7 @@ fn what_the_switch_does_by_itself_changes_without_touching_flows() {
     for name in crate::OF_SWITCH {
         let value = match *name {
             "weight" => "300",
+            "priority" => "2",
             "tx-batch" | "rx-batch" => "off",
             _ => "20kpps",
         };

@@ -20,8 +20,8 @@ pub struct RateLimit {
 pub struct PortLimits {
     /// What it may send, get and flood.
     pub rates: [RateLimit; 3],
-    /// Its share of a thread that looks after several ports' rings.
-    pub weight: u16,
+    /// Its share of a thread that looks after several ports' rings, and of a receiver that is short of buffers: beside those of all others.
+    pub weight: u32,
     /// Microseconds and packets that are gathered before its guest kicks in a stream, and before it is interrupted while it runs; 0: none.
     pub batches: [(u32, u16); 2],
 }

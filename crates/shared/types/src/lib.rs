@@ -23,7 +23,7 @@ impl std::fmt::Display for PortId {
 }
 
 /// Share of a port of which nothing is said: see `lasthop port set --weight`.
-pub const DEFAULT_WEIGHT: u16 = 100;
+pub const DEFAULT_WEIGHT: u32 = 100;
 
 /// Most queue pairs one port may have (virtio-net multi-queue).
 pub const MAX_QUEUE_PAIRS: usize = 16;

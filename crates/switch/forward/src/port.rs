@@ -39,7 +39,7 @@ pub struct Port {
     /// What of its packets may be flooded.
     pub floods: RateLimiter,
     /// Its share of a thread that looks after several ports' rings, beside theirs.
-    pub weight: AtomicU16,
+    pub weight: AtomicU32,
     /// What is gathered before its guest kicks in a stream, and before it is interrupted: microseconds, and in the low 16 bits packets.
     pub batches: [AtomicU64; 2],
     /// Largest IP packet the guest takes, as the front-end said; 0 if it did not.
@@ -71,7 +71,7 @@ impl Port {
             sends: RateLimiter::default(),
             gets: RateLimiter::default(),
             floods: RateLimiter::default(),
-            weight: AtomicU16::new(DEFAULT_WEIGHT),
+            weight: AtomicU32::new(DEFAULT_WEIGHT),
             batches: Default::default(),
             mtu: AtomicU16::new(0),
             pairs_ready: AtomicU32::new(0),

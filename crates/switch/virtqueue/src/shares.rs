@@ -26,7 +26,7 @@ const MOST: usize = 64;
 
 /// What so much costs a sender of this weight, in bytes at the default weight.
 #[inline]
-pub fn cost(packets: u64, bytes: u64, weight: u16) -> u64 {
+pub fn cost(packets: u64, bytes: u64, weight: u32) -> u64 {
     (bytes.max(packets * LEAST_BYTES) * u64::from(DEFAULT_WEIGHT)).div_ceil(u64::from(weight.max(1)))
 }
 

@@ -67,6 +67,7 @@ impl Learning {
             grants: None,
             max_ring: None,
             weight: None,
+            priority: None,
             tx_batch: None,
             rx_batch: None,
             static_macs: Vec::new(),

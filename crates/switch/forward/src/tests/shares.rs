@@ -14,7 +14,7 @@ struct Crowd {
 }
 
 impl Crowd {
-    fn new(config: NetConfig, senders: &[(u16, usize)]) -> Self {
+    fn new(config: NetConfig, senders: &[(u32, usize)]) -> Self {
         let (datapath, forwarder) = switch();
         let receiver = Guest::new(&datapath, 100, config, 0);
         let senders = (1u32..).zip(senders).map(|(id, &(weight, len))| {
@@ -70,7 +70,7 @@ impl Crowd {
 
 #[test]
 fn senders_of_a_slow_receiver_get_shares_by_their_weights() {
-    let cases: [&[(u16, usize, f64)]; 5] = [
+    let cases: [&[(u32, usize, f64)]; 5] = [
         &[(100, 200, 0.5), (100, 200, 0.5)],
         &[(100, 200, 0.25), (300, 200, 0.75)],
         &[(100, 200, 0.5), (100, 1500, 0.5)],

@@ -21,7 +21,7 @@ pub struct Moved {
     /// Of frames, whichever were sent.
     pub bytes: u64,
     /// The port's.
-    pub weight: u16,
+    pub weight: u32,
 }
 
 /// Of a ring: its count.
@@ -72,14 +72,14 @@ mod tests {
     /// A ring of a sender that has `ready` bursts of these packets, and no more than those.
     struct Ring {
         turn: Turn,
-        weight: u16,
+        weight: u32,
         packets: usize,
         bytes: u64,
         ready: u64,
         sent: u64,
     }
 
-    fn ring(weight: u16, packets: usize, bytes: u64) -> Ring {
+    fn ring(weight: u32, packets: usize, bytes: u64) -> Ring {
         Ring { turn: Turn::default(), weight, packets, bytes, ready: u64::MAX, sent: 0 }
     }
 
