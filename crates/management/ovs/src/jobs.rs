@@ -349,6 +349,10 @@ impl Datapath {
             dump.after = id;
         }
         if is_over {
+            // Who wants to have less told is looking after its flows; people want to see those that there are.
+            if dump.omit != 0 {
+                self.repeats.write(self.now_ms, (dump.sequence, pid), &mut to);
+            }
             to.done(dump.sequence, pid);
             self.clients.get_mut(&pid)?.dump = None;
         }

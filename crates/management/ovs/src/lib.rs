@@ -10,6 +10,7 @@
 //! | `shaping` | limits of interfaces |
 //! | `samples` | packets that the switch draws by chance for sFlow and IPFIX |
 //! | `fragments` | fragments of packets, put together and cut |
+//! | `repeats` | packets that meet no flow again and again |
 //! | `takers` | which clients upcalls go to |
 //! | `ports` | Open vSwitch's ports, and the switch's behind them |
 //! | `timeouts` | time-out policies of connections |
@@ -36,6 +37,7 @@ mod leaving;
 mod meters;
 mod packets;
 mod ports;
+mod repeats;
 mod requests;
 mod restore;
 mod samples;
@@ -143,6 +145,7 @@ pub struct Datapath {
     dropped_of: BTreeMap<u32, u64>,
     /// Clients that have no room for upcalls of a port.
     full: BTreeSet<(u32, u32)>,
+    repeats: repeats::Repeats,
     /// Numbers that upcalls go to: all of [`Datapath::cpu_pids`], and of ports.
     takers: takers::Takers,
     /// Which clients take upcalls may have changed.

@@ -321,7 +321,13 @@ impl Datapath {
         let start = if upcall.key.bare == 0 { Some(upcall.start) } else { upcall.start.get(ETHERNET..) };
         let frame = [start.unwrap_or_default(), &upcall.rest.bytes].concat();
         to.attribute(packet::PACKET, frame.get(..LONGEST).unwrap_or(&frame));
-        to.nest(packet::KEY, |to| upcall.key.write(to));
+        let mut key = Writer::new();
+        upcall.key.write(&mut key);
+        let key = key.into_bytes();
+        if upcall.command == packet_command::MISS {
+            self.repeats.missed(&key, self.now_ms);
+        }
+        to.nest(packet::KEY, |to| to.raw(&key));
         if let Some(userdata) = &upcall.userdata {
             to.attribute(packet::USERDATA, userdata);
         }

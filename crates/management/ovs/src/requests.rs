@@ -503,6 +503,7 @@ impl Datapath {
     ) -> Result<FlowId, Refused> {
         let (key, acts) = (get(found, flow::KEY).ok_or(Refused::INVALID)?, get(found, flow::ACTIONS));
         let flow = Flow::read(key, get(found, flow::MASK), acts.ok_or(Refused::INVALID)?, ufid(found)?)?;
+        self.repeats.put(key);
         let there = flow.ufid.and_then(|ufid| self.table.find(None, Some(&ufid)));
         let there = there.or_else(|| self.table.find(Some(&(flow.key, flow.mask)), None));
         match there {
