@@ -27,6 +27,8 @@ mod restarts;
 mod samples;
 #[path = "open_vswitch/service_headers.rs"]
 mod service_headers;
+#[path = "open_vswitch/steady.rs"]
+mod steady;
 
 use lasthop_tests_process::{
     Guest, Lasthop, Netns, Options, PATIENCE, Port, mac, number_of, numbered, scratch, spawn, vswitch, wait_for,
