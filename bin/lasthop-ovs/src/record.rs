@@ -3,7 +3,7 @@
 //! not enough of it, it is not tried again for a while: all that there is to note would be written over and over.
 //!
 //! There are two such records: of all, which lives as long as `lasthop run` does, and the outline, which is in its run directory, and by which the datapath and its ports
-//! are there again when `lasthop run` was started anew. Open vSwitch then puts its flows back by itself.
+//! are there again when `lasthop run` was started anew. Open vSwitch then puts its flows back, as it is told that they are idle (`repeats` in crates/management/ovs).
 //!
 //! A file begins with three numbers of eight bytes: which of the two is newer (0: there is nothing in it), how many bytes of notes there are, and (in the first
 //! file of the outline) the next client's number. Each is written last, so a note is there or not, whenever this process is killed. In that file follows a secret, which proves to
@@ -264,10 +264,11 @@ impl Record {
             };
             tracing::warn!(
                 "no record of Open vSwitch's {}: {why}; should {}, ovs-vswitchd has to be restarted; tried again every {} s, and \
-                 `lasthop conntrack stats` says whether there is one",
+                 {} when there is one",
                 self.of.words(),
                 self.of.until(),
-                WAIT / 1000
+                WAIT / 1000,
+                if self.of == Of::All { "`lasthop conntrack stats` and this log say" } else { "this log says" }
             );
         }
         for file in &self.files {

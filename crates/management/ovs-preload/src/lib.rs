@@ -319,7 +319,7 @@ fn connect_anew(at: usize) -> Option<bool> {
     };
     close_one(new);
     close_one(second.swap(new_second, Relaxed));
-    // Another than before is of a lasthop that does not know it: there is no datapath of its own either.
+    // Another than before is of a lasthop whose files in the run directory are gone, and with them what proves the number.
     pid.store(number.0, Relaxed);
     proof.store(number.1, Relaxed);
     owed.store(0, Relaxed);
