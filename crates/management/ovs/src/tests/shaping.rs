@@ -166,6 +166,7 @@ fn what_a_class_drops_goes_elsewhere_all_the_same() {
     site.goes_on(1, &udp(60));
     let (mut there, mut back) = (0, 0);
     for _ in 0..2000 {
+        site.datapath.tick();
         site.datapath.frame(&tagged(1, &udp(60)));
         site.collect();
         for frame in std::mem::take(&mut site.frames) {
