@@ -156,7 +156,7 @@ mod tests {
     fn each_minute_has_what_was_counted_in_it() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("history");
-        let open = |at_ms| Recorder::new(History::open_or_make(&path, SHAPE).unwrap().0, at_ms).unwrap().0;
+        let open = |at_ms| Recorder::new(crate::history::file::open_again(&path, SHAPE).0, at_ms).unwrap().0;
         let mut recorder = open(600_000);
         recorder.look(figures(vec![port(1, 1000, 0, "up")]), 600_000).unwrap();
         recorder.look(figures(vec![port(1, 1500, 3, "up")]), 610_000).unwrap();

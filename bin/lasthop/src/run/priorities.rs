@@ -73,7 +73,7 @@ mod tests {
         assert_eq!(of(&[(100, 0), (300, 0), (100, 2), (50, 2)]), [100, 300, 12_000, 6_000]);
         assert_eq!(of(&[(100, 2), (100, 1), (100, 0)]), [24_000, 1500, 100]);
         for ports in [&[][..], &[(7, 0)], &[(100, 1), (300, 1)]] {
-            assert_eq!(of(ports), [], "the weights that they have");
+            assert_eq!(of(ports), [0; 0], "the weights that they have");
         }
     }
 

@@ -9,7 +9,7 @@
 //! When lasthop-ovs has died, or `lasthop run` was started again, whoever uses a socket next connects it to the one that has taken its place, under the number that it had, with
 //! what lasthop-ovs has given it to prove that. A receiver is
 //! told that something was lost (ENOBUFS), as the kernel says where a socket had no room: Open vSwitch then asks again.
-//! While there is none, whoever needs it waits ([`PATIENCE_MS`]): the kernel's datapath is never away, and of ports that it is told nothing of Open vSwitch takes for gone what there is.
+//! While there is none, whoever needs it waits ([`away`]): the kernel's datapath is never away, and of ports that it is told nothing of Open vSwitch takes for gone what there is.
 //! It would put them into its bridges again under other numbers, which no OpenFlow rule of before knows.
 //!
 //! A routing netlink socket stays the kernel's, but makes no interfaces for tunnels of Open vSwitch: these are to be lasthop's. And what Open vSwitch has the
@@ -19,8 +19,10 @@
 //! to the kernel (`libc::syscall`), never through the C library's functions of these names, which are these.
 #![allow(unsafe_code)]
 
+mod away;
 mod traffic;
 
+use away::wait_until;
 use libc::{c_int, c_long, c_void, msghdr, size_t, sockaddr, sockaddr_nl, sockaddr_un, socklen_t, ssize_t};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -33,11 +35,6 @@ const DESCRIPTORS: usize = 65_536;
 pub static LASTHOP_OVS_HELLO: [u8; 13] = *b"lasthop-ovs 3";
 /// Bytes of a number and its proof.
 const NUMBER: usize = 12;
-/// Whoever finds lasthop gone looks again after so many nanoseconds.
-const PAUSE_NS: c_long = 100_000_000;
-/// For how long lasthop may be gone, in milliseconds, before whoever needs it is told so. Ended and started again it is gone for seconds. Beyond this nobody
-/// may come any more, and the program is to be one that can be asked and ended.
-const PATIENCE_MS: u64 = 600_000;
 /// Where lasthop-ovs listens, unless the environment says so.
 const SOCKET: &[u8] = b"/run/lasthop/ovs.sock";
 const VARIABLE: &[u8] = b"LASTHOP_OVS_SOCKET\0";
@@ -60,10 +57,6 @@ static LOST: [AtomicU32; DESCRIPTORS] = [const { AtomicU32::new(0) }; DESCRIPTOR
 /// How many answers wait at a routing netlink socket in place of the kernel's.
 static QUEUED: [AtomicU32; DESCRIPTORS] = [const { AtomicU32::new(0) }; DESCRIPTORS];
 
-/// Since when lasthop is gone, in milliseconds of the monotonic clock; 0: it was there when it was needed last.
-static AWAY_SINCE: AtomicU64 = AtomicU64::new(0);
-/// Not 0: this process was connected once. One that finds no lasthop at its start is told so.
-static HAS_COME: AtomicU32 = AtomicU32::new(0);
 /// Held by whoever connects a socket anew: several threads may find at once that it is broken.
 static CONNECTING: Mutex<()> = Mutex::new(());
 
@@ -221,39 +214,6 @@ fn open(flags: c_int, before: Number) -> Option<(c_int, c_int, Number)> {
         [fd, pair[0]].into_iter().filter(|fd| *fd >= 0).for_each(close_one);
     }
     Some((fd, pair[0], number?))
-}
-
-/// Milliseconds of the monotonic clock; at least 1.
-fn now_ms() -> u64 {
-    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the time is a live local.
-    unsafe { libc::syscall(libc::SYS_clock_gettime, libc::CLOCK_MONOTONIC, &raw mut now) };
-    (now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000).max(1)
-}
-
-/// Tries until something is there, with a pause after each time that it is not; `None` once lasthop has been gone for too long.
-fn wait_until<T>(mut attempt: impl FnMut() -> Option<T>) -> Option<T> {
-    loop {
-        if let Some(done) = attempt() {
-            AWAY_SINCE.store(0, Relaxed);
-            HAS_COME.store(1, Relaxed);
-            return Some(done);
-        }
-        if HAS_COME.load(Relaxed) == 0 {
-            return None;
-        }
-        let now = now_ms();
-        let since = match AWAY_SINCE.compare_exchange(0, now, Relaxed, Relaxed) {
-            Ok(_) => now,
-            Err(before) => before,
-        };
-        let pause = libc::timespec { tv_sec: 0, tv_nsec: PAUSE_NS };
-        // SAFETY: the time is a live local; nothing is written.
-        unsafe { libc::syscall(libc::SYS_nanosleep, &raw const pause, 0usize) };
-        if now.saturating_sub(since) >= PATIENCE_MS {
-            return None;
-        }
-    }
 }
 
 /// A connection to lasthop-ovs in place of a generic netlink socket; -1 and EPROTONOSUPPORT, as of a kernel without it, if there is none.

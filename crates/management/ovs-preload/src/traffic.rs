@@ -1,7 +1,8 @@
 //! Requests about the limits of interfaces (`tc`): each is handed to lasthop-ovs, with the interface's name in front, and its answers are received from the
 //! routing netlink socket as if the kernel had sent them. What lasthop-ovs has nothing to do with it gives back, and the kernel gets it.
 
-use super::{QUEUED, close_one, hear, open, say, wait_until};
+use super::{QUEUED, close_one, hear, open, say};
+use crate::away::wait_until;
 use libc::{c_int, c_long, msghdr, sockaddr_nl, ssize_t};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Mutex;

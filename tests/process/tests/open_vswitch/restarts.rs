@@ -134,3 +134,16 @@ fn another_open_vswitch_takes_over_what_the_next_lasthop_run_has() {
     assert!(show.contains("vm2 7/"), "{show}");
     site.lasthop.check_sums();
 }
+
+/// While it waits for lasthop it answers nobody, but it can be ended as always.
+#[test]
+fn open_vswitch_ends_when_it_is_told_to_while_lasthop_is_away() {
+    let mut site = Site::new();
+    let (pid, dir) = (site.vswitchd.id(), site.dir.path().to_owned());
+    site.start_lasthop_again(false, || {
+        vswitch::run(&dir, &["ovs-vsctl", "--no-wait", "set", "bridge", "br0", "other-config:looks=again"]);
+        std::thread::sleep(Duration::from_millis(1500));
+        proc::signal(pid, Signal::TERM);
+        wait_for("ovs-vswitchd to end", PATIENCE, || !proc::alive(pid));
+    });
+}
