@@ -226,7 +226,7 @@ fn pairs(settings: Vec<Field>) -> Settings {
 
 #[zlink::service(
     interface = "org.lasthop.Switch",
-    types = [AclRule, AclPage, AclText, AclChanged, AddressSet, SetPage, SetChanged, CpuTimes, Port, RefusedMac, Queue, Totals, Drops, Flow, Field, Mac, MacFlushed, Group, Member, GroupPage, PortChanged, PortPage, PortPause, NewProcess, KeptProcess, Upgraded, PortAdopted, NotTaken, Station, FlowPage, EndedFlows, MacPage, Connection, Direction, ConnectionPage, ConntrackFlushed, ConntrackStats, PortConnections, SwitchStats, Host, DeviceTable, DeviceBus, BusBytes, DeviceWalk, Caches, Denied, LeftOut, Replaced,
+    types = [AclRule, AclPage, AclText, AclChanged, AddressSet, SetPage, SetChanged, CpuTimes, Port, RefusedMac, Queue, Totals, Drops, Flow, Field, Mac, MacFlushed, Group, Member, GroupPage, PortChanged, PortPage, PortPause, NewProcess, KeptProcess, Upgraded, PortAdopted, NotTaken, Station, FlowPage, EndedFlows, MacPage, Connection, Direction, ConnectionPage, ConntrackFlushed, ConntrackStats, PortConnections, SwitchStats, Host, DeviceTable, DeviceWalk, DeviceBus, BusBytes, Caches, Denied, LeftOut, Replaced,
              OpenVswitch, RatesOf, LostOf, TraceOutput, TraceReport, Translation, Batching, Uplink, Carried, GuestQueue, UplinkList, Mirror, MirrorList, LogLevel, LogLevelList],
     vendor = "lasthop",
     product = "lasthop",

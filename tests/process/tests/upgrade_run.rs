@@ -253,7 +253,7 @@ fn a_program_that_cannot_go_on_changes_nothing() {
         // One that was good for nothing else than to be executed once.
         ("gone", format!("{check} rm \"$0\"; exit 0;; esac"), "No such file or directory"),
         // It has been executed, and executes the one before again.
-        ("later", format!("{check} exit 0;; esac\nexec $LASTHOP \"$@\" --cpus 1000"), "--cpus 1000"),
+        ("later", format!("{check} exit 0;; esac\nexec $LASTHOP \"$@\" --device x,engines=1000"), "engines="),
     ];
     under_load(&mut a, &mut b, |flows| {
         for (name, body, why) in &wrong {
@@ -271,6 +271,22 @@ fn a_program_that_cannot_go_on_changes_nothing() {
         becomes(&lasthop, &release(dir.path(), "good"));
         flows();
     });
+}
+
+/// It would run with all that lasthop may.
+#[test]
+fn programs_that_others_can_change_are_refused() {
+    let dir = scratch();
+    let lasthop = Lasthop::start(&[Port::listen("a", dir.path())]);
+    let new = release(dir.path(), "new");
+    let set = |path: &Path, mode| std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
+    for path in [new.clone(), new.join("lasthop")] {
+        set(&path, 0o777);
+        let said = stays(&lasthop, &new);
+        assert!(said.contains("others may write to it") && said.contains("chmod go-w"), "{said}");
+        set(&path, 0o755);
+    }
+    becomes(&lasthop, &new);
 }
 
 /// `lasthop run` as a service manager starts it, in these directories.

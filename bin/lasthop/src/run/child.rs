@@ -474,6 +474,9 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
         }
         let mut running = self.running.take()?;
         let _ = epoll.delete(&running.channel);
+        if let Some(second) = &running.second {
+            let _ = epoll.delete(second);
+        }
         running.queue.clear();
         let status = "was killed and does not end yet, so it is gone on without";
         let ended = self.ended(&running, status, Some(Signal::KILL.as_raw()), false, now);

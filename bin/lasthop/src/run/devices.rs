@@ -117,7 +117,7 @@ fn forget_others(dir: &Path, devices: &[Device]) {
 
 impl Device {
     fn new(arg: &DeviceArg, args: &RunArgs, cpus: Option<&CpuList>) -> Result<Self, RunError> {
-        let program = std::env::current_exe().map_err(|e| Failed(format!("where this program is: {e}")))?;
+        let (_, program) = handover::state::own_program().map_err(Failed)?;
         let below = |dir: &Path| dir.join(DEVICES_DIR).join(&arg.name).into_os_string();
         // A card does not know what VMs do, and reads no file of ours.
         let mut arguments: Vec<OsString> = vec!["run".into(), "--no-bpf".into()];

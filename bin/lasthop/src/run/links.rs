@@ -89,6 +89,16 @@ impl Links {
         Ok(links)
     }
 
+    /// Names of those that have gone to another namespace, for another program of this process.
+    pub fn away(&self) -> &BTreeSet<String> {
+        &self.away
+    }
+
+    /// These had gone there when the program before of this process was told.
+    pub fn resume_away(&mut self, away: BTreeSet<String>) {
+        self.away = away;
+    }
+
     /// The state of the interface of this name. One of which we hold a descriptor (`is_held`) is as good in another namespace.
     pub fn state(&self, name: &str, is_held: bool) -> LinkState {
         if name.starts_with('/') {

@@ -6,6 +6,7 @@
 mod handed;
 
 use super::backoff::Backoff;
+use super::handover;
 use super::owner::{self, FileOwner, Ids};
 use super::presence::Presence;
 use super::socket::{self, Access, Listener};
@@ -415,6 +416,10 @@ impl Port {
 
 impl Drop for Port {
     fn drop(&mut self) {
+        if handover::is_under_way() {
+            // The program before may go on with its front-end.
+            return;
+        }
         self.part();
         if let End::Listen { waiting, .. } = &mut self.end {
             self.aside.drop_aside(waiting.take());

@@ -26,6 +26,8 @@ pub(super) struct Renewal {
     /// Those whose program is the same file, too.
     all: bool,
     program: PathBuf,
+    /// Where the program before is, for what is started later.
+    place: PathBuf,
     done: Upgraded,
 }
 
@@ -93,7 +95,7 @@ impl Supervisor {
             }
             _ => [Target::Control].into(),
         };
-        self.renewal = Some(Renewal { left, current: None, all, program, done: Upgraded::default() });
+        self.renewal = Some(Renewal { left, current: None, all, program, place, done: Upgraded::default() });
         Ok(None)
     }
 
@@ -231,16 +233,21 @@ impl Supervisor {
 
     /// The new program does not do: the one before comes back, and nothing else is replaced.
     fn give_up_renewal(&mut self, Current { target, name, kept, .. }: Current) {
-        let Some(Renewal { done, program, .. }) = self.renewal.take() else { return };
+        let Some(Renewal { done, program, place, .. }) = self.renewal.take() else { return };
         match (target, kept) {
-            (Target::Session(port), Kept::One(before)) => self.sessions.go_back_to(port, before),
+            (Target::Session(port), Kept::One(before)) => {
+                self.sessions.set_program(&place);
+                self.sessions.go_back_to(port, before);
+            }
             (Target::Uplink(id), Kept::Uplink(before)) => {
+                self.uplink_program = Ok(place);
                 if let Some(uplink) = self.uplinks.get_mut(&id) {
                     uplink.go_back_to(before);
                 }
             }
             (_, Kept::One(before)) => {
                 self.control.make_way();
+                self.control.set_program(place);
                 self.control.go_back_to(before);
             }
             (_, Kept::Uplink(_)) => {}

@@ -317,6 +317,7 @@ impl Supervisor {
             self.tell_devices();
             self.answer_uplink_lists(now);
             self.step_renewal(Instant::now());
+            self.flush();
             if let Some(successor) = self.step_take_over(Instant::now()) {
                 return Ok(Next::Become(successor));
             }

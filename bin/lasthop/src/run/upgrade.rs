@@ -15,6 +15,8 @@ use lasthop_management_ipc::{ControlToSupervisor, NewProcess, Processes, Supervi
 use lasthop_session_ipc::Step;
 use lasthop_types::PortId;
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
@@ -68,7 +70,24 @@ pub(super) fn new_program(name: &str, programs: Option<&str>, place: &Path) -> R
     if !is_program(&path) {
         return Err(format!("{} is not there, or may not be run; install it there", path.display()));
     }
+    if programs.is_some() {
+        // It runs with all that we may.
+        path.parent().into_iter().chain([&*path]).try_for_each(is_ours_alone)?;
+    }
     Ok(path)
+}
+
+/// Nobody but root and our own user can change a program, or put another in its place.
+fn is_ours_alone(path: &Path) -> Result<(), String> {
+    let of = fs::metadata(path).map_err(|e| format!("{}: {e}", path.display()))?;
+    let owner = of.uid();
+    if (owner == 0 || owner == rustix::process::geteuid().as_raw()) && of.mode() & 0o022 == 0 {
+        return Ok(());
+    }
+    let shown = path.display();
+    Err(format!(
+        "{shown} belongs to user {owner}, or others may write to it, and it would run with the rights of lasthop: `chown root` and `chmod go-w` it"
+    ))
 }
 
 /// One that is under way.

@@ -22,7 +22,7 @@
 mod away;
 mod traffic;
 
-use away::wait_until;
+use away::{is_answered, wait_until};
 use libc::{c_int, c_long, c_void, msghdr, size_t, sockaddr, sockaddr_nl, sockaddr_un, socklen_t, ssize_t};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -180,7 +180,10 @@ fn greet(fd: c_int, pair: [c_int; 2], before: Number) -> Option<Number> {
         let sent = libc::syscall(libc::SYS_sendmsg, fd, &raw const message, libc::MSG_NOSIGNAL);
         close_one(pair[1]);
         let mut number = [0u8; NUMBER];
-        let heard = libc::syscall(libc::SYS_recvfrom, pair[0], &raw mut number, NUMBER, 0, 0usize, 0usize);
+        let heard = match is_answered(pair[0]) {
+            true => libc::syscall(libc::SYS_recvfrom, pair[0], &raw mut number, NUMBER, 0, 0usize, 0usize),
+            false => -1,
+        };
         (sent, heard, number)
     };
     let [a, b, c, d, proof @ ..] = number;

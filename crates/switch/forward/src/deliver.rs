@@ -428,7 +428,7 @@ impl<'a> Target<'a> {
         let (until_ns, weight) = (burst.now_ns.saturating_add(for_ns), burst.port.weight.load(Relaxed));
         let cost = cost(self.packets, self.bytes, weight);
         let owed_until_ns = until_ns.saturating_add(LATE_NS * u64::from(more));
-        self.started.shortage.shares.took(burst.port.id, cost, until_ns, owed_until_ns, burst.now_ns);
+        self.started.shortage.shares.took(burst.port.id, cost, until_ns, owed_until_ns, burst.now_ns, weight);
     }
 
     /// The receiver has been found without buffers: whether it takes packets too slowly to be waited for.

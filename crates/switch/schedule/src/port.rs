@@ -184,8 +184,8 @@ impl Server {
         }
         let (outcome, moved) = ring.owned.carry_burst(forwarder, &mut ring.arrivals, now_ns);
         if let Some(moved) = moved {
+            vain.moved(moved.packets);
             turns.took(&mut ring.turn, moved, 1);
-            vain.moved();
         }
         yield_if_due(&outcome, yielded_ns, forwarder, *now_ns);
         ring.gathered += outcome.packets;

@@ -21,6 +21,8 @@ const LEAST_BYTES: u64 = 64;
 /// How much a sender makes up for, in bytes at the default weight: what a receiver may take at once after it has been full. Others wait for as
 /// long as the sender was away, and no longer than that takes: 1 ms at 10 Gbit/s.
 const BEHIND: u64 = 1 << 20;
+/// The same in its own bytes: those of a port with a priority count little.
+const BYTES_BEHIND: u64 = 16 << 20;
 /// Senders that are told apart: those that waited last.
 const MOST: usize = 64;
 
@@ -68,9 +70,9 @@ impl Shares {
         self.senders.iter().filter(|sender| sender.until > now).map(|sender| sender.count).min()
     }
 
-    /// A sender took what [costs](cost) it so much. It has more packets, and is waited for until then, if that is later than now; and they
+    /// A sender of this weight took what [costs](cost) it so much. It has more packets, and is waited for until then, if that is later than now; and they
     /// lie in its ring until it looks again, so that it makes up for what it misses, if it looks before `owed_until`.
-    pub fn took(&mut self, port: PortId, cost: u64, until: u64, owed_until: u64, now: u64) {
+    pub fn took(&mut self, port: PortId, cost: u64, until: u64, owed_until: u64, now: u64, weight: u32) {
         let least = self.least(now).unwrap_or_else(|| {
             // Nobody else is owed anything: whatever they got before, they have missed nothing since. Who comes anew has not, either.
             self.senders.retain(|sender| sender.owed_until > now);
@@ -87,7 +89,7 @@ impl Shares {
         let Some(sender) = self.senders.get_mut(n) else { return };
         let makes_up_for = match sender.until > now {
             true => u64::MAX,
-            false if sender.owed_until > now => BEHIND,
+            false if sender.owed_until > now => BEHIND.min(self::cost(0, BYTES_BEHIND, weight)),
             false => 0,
         };
         let from = sender.count.max(least.saturating_sub(makes_up_for));
@@ -106,11 +108,11 @@ mod tests {
     /// Two senders that wait, until 1 and until `until`; then the first gets so many bytes, 1000 at a time.
     fn alone(until: u64, owed_until: u64, bytes: u64) -> Shares {
         let mut shares = Shares::default();
-        shares.took(B, 0, 1, owed_until, 0);
-        shares.took(A, 0, until, u64::MAX, 0);
+        shares.took(B, 0, 1, owed_until, 0, 100);
+        shares.took(A, 0, until, u64::MAX, 0, 100);
         for _ in 0..bytes / 1000 {
             assert!(shares.has_turn(A, 2), "nobody is waited for beside it");
-            shares.took(A, 1000, until, u64::MAX, 2);
+            shares.took(A, 1000, until, u64::MAX, 2, 100);
         }
         shares
     }
@@ -121,7 +123,7 @@ mod tests {
         // It has its turn whenever it comes.
         for bytes in std::iter::once(0).chain(std::iter::repeat(1000)) {
             assert!(shares.has_turn(B, 3));
-            shares.took(B, bytes, 10, u64::MAX, 3);
+            shares.took(B, bytes, 10, u64::MAX, 3, 100);
             got += bytes;
             if shares.has_turn(A, 3) {
                 return got;
@@ -140,18 +142,32 @@ mod tests {
         assert_eq!(makes_up_for(alone(10, 3, 60_000)), 0, "it had nothing that waited");
     }
 
+    /// Its bytes count little, so it would make up for hundreds of them.
+    #[test]
+    fn a_sender_of_great_weight_makes_up_for_a_bounded_number_of_bytes() {
+        let mut shares = alone(10, u64::MAX, 100 << 20);
+        let weight = 100 * 1000;
+        shares.took(B, 0, 10, u64::MAX, 3, weight);
+        let mut got = 0;
+        while !shares.has_turn(A, 3) {
+            shares.took(B, cost(0, 1 << 20, weight), 10, u64::MAX, 3, weight);
+            got += 1 << 20;
+        }
+        assert!(got <= BYTES_BEHIND + (1 << 20), "{got}");
+    }
+
     #[test]
     fn who_is_ahead_has_its_turn_when_nobody_is_waited_for() {
         let mut shares = Shares::default();
-        shares.took(A, 100 << 20, 5, 8, 0);
-        shares.took(B, 0, 5, 8, 1);
+        shares.took(A, 100 << 20, 5, 8, 0, 100);
+        shares.took(B, 0, 5, 8, 1, 100);
         assert!(shares.has_turn(A, 1), "who comes later has missed nothing");
-        shares.took(A, 1 << 20, 5, 8, 1);
+        shares.took(A, 1 << 20, 5, 8, 1, 100);
         assert!(!shares.has_turn(A, 1) && shares.has_turn(B, 1) && shares.has_turn(PortId(3), 1));
         assert!(shares.has_turn(A, 5));
         // A new shortage: what was before is forgotten.
-        shares.took(B, 0, 20, u64::MAX, 10);
-        shares.took(A, 1000, 20, u64::MAX, 10);
+        shares.took(B, 0, 20, u64::MAX, 10, 100);
+        shares.took(A, 1000, 20, u64::MAX, 10, 100);
         assert!(shares.has_turn(A, 11) && shares.has_turn(B, 11));
     }
 
@@ -159,12 +175,12 @@ mod tests {
     fn what_is_owed_is_not_forgotten_while_nobody_gets_to_run() {
         for (now, owed) in [(7, true), (9, false)] {
             let mut shares = Shares::default();
-            shares.took(B, 0, 5, 8, 0);
-            shares.took(A, 60_000, 5, 8, 0);
+            shares.took(B, 0, 5, 8, 0, 100);
+            shares.took(A, 60_000, 5, 8, 0, 100);
             // Neither was waited for any more; the third comes anew, and is owed nothing.
-            shares.took(A, 0, 20, 30, now);
-            shares.took(B, 0, 20, 30, now);
-            shares.took(PortId(3), 0, 20, 30, now);
+            shares.took(A, 0, 20, 30, now, 100);
+            shares.took(B, 0, 20, 30, now, 100);
+            shares.took(PortId(3), 0, 20, 30, now, 100);
             assert_eq!(shares.has_turn(A, now), !owed, "at {now}");
             assert!(shares.has_turn(B, now));
         }
@@ -174,7 +190,7 @@ mod tests {
     fn of_too_many_senders_those_that_waited_last_are_told_apart() {
         let mut shares = Shares::default();
         for n in 0..1000 {
-            shares.took(PortId(n), 100_000, 5000 + u64::from(n), u64::MAX, u64::from(n));
+            shares.took(PortId(n), 100_000, 5000 + u64::from(n), u64::MAX, u64::from(n), 100);
         }
         assert_eq!(shares.senders.len(), MOST);
         assert!(shares.senders.iter().all(|sender| sender.port.0 as usize >= 1000 - MOST), "{shares:?}");

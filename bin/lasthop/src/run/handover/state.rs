@@ -13,7 +13,7 @@ use super::super::replaced::{Replacements, ReplacementsState};
 use super::super::segments::{Segments, SegmentsState};
 use super::super::served::{Served, ServedState};
 use super::super::sessions::SessionsState;
-use super::super::setup::{Setup, Unsaved, check_cpus};
+use super::super::setup::{Setup, Unsaved};
 use super::super::store::Store;
 use super::super::supervisor::{Outliving, Supervisor, port_token};
 use super::super::uplink::{Uplink, UplinkState};
@@ -24,7 +24,7 @@ use lasthop_log::levels;
 use lasthop_policy::{Mirror, PortSettings};
 use lasthop_sys::CpuList;
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::path::PathBuf;
@@ -56,6 +56,12 @@ pub struct State {
     replaced: ReplacementsState,
     taps: BTreeMap<String, String>,
     segments: Option<SegmentsState>,
+    /// Interfaces in other namespaces, of which nothing is heard here.
+    #[serde(default)]
+    away: BTreeSet<String>,
+    /// What the switch has been told, by priorities.
+    #[serde(default)]
+    weights: BTreeMap<u32, u32>,
     settings: BTreeMap<String, PortSettings>,
     limited: BTreeMap<String, [Option<RateLimit>; 2]>,
     mirrors: Vec<Mirror>,
@@ -138,6 +144,8 @@ impl Supervisor {
             replaced: self.replaced.hand_over(&giver),
             taps: self.taps.clone(),
             segments: self.segments.as_ref().map(|segments| segments.hand_over(&giver)),
+            away: self.links.as_ref().map(|links| links.away().clone()).unwrap_or_default(),
+            weights: self.weights.clone(),
             settings: self.settings.clone(),
             limited: self.limited.clone(),
             mirrors: self.mirrors.clone(),
@@ -187,6 +195,10 @@ impl Supervisor {
         supervisor.switch.resume(state.switch, &supervisor.epoll, taker)?;
         supervisor.control.resume(state.control, &supervisor.epoll, taker)?;
         supervisor.sessions.resume(state.sessions, &supervisor.epoll, taker)?;
+        if let Some(links) = &mut supervisor.links {
+            links.resume_away(state.away);
+        }
+        supervisor.weights = state.weights;
         for port in state.ports {
             let at = (&supervisor.epoll, &supervisor.presence, port_token(port.config.id));
             let port = Port::resumed(port, at, taker)?;
@@ -223,7 +235,9 @@ fn setup_of(
 ) -> Result<Setup, super::super::RunError> {
     let allowed = CpuList::allowed()
         .map_err(|e| super::super::RunError::Failed(format!("cannot read the CPUs of this process: {e}")))?;
-    let cpus = args.cpus.as_deref().map(|text| check_cpus("--cpus", text, &allowed)).transpose()?;
+    // Some may have been taken away since they were looked at: that is no reason to end.
+    let left = |cpus: CpuList| cpus.iter().filter(|cpu| allowed.contains(*cpu)).collect::<CpuList>();
+    let cpus = args.cpus.as_deref().and_then(|text| text.parse().ok()).map(left).filter(|cpus| !cpus.is_empty());
     let switch = if args.device_rules.is_some() { "lasthop-device" } else { "lasthop-switch" };
     Ok(Setup {
         for_switch: args.for_switch(cpus.as_ref().unwrap_or(&allowed)),
@@ -260,7 +274,7 @@ fn setup_of(
 }
 
 /// The file of the program that this process runs, and where another of its name would be installed.
-pub(super) fn own_program() -> Result<(fs::Metadata, PathBuf), String> {
+pub(in super::super) fn own_program() -> Result<(fs::Metadata, PathBuf), String> {
     let wrong = |e| format!("where this program is: {e}");
     let runs = fs::metadata("/proc/self/exe").map_err(wrong)?;
     let path = fs::read_link("/proc/self/exe").map_err(wrong)?;

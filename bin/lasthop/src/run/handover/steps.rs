@@ -8,6 +8,7 @@ use super::{CHECK, State, Successor, Taker, bytes_of, go_back, memory, own_argum
 use lasthop_management_ipc::{NewProcess, Upgraded};
 use lasthop_sys::{PidFd, Trigger};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::process::{Resource, getrlimit};
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
@@ -22,6 +23,8 @@ const SETTLED_LIMIT: Duration = Duration::from_secs(5);
 const CHECK_LIMIT: Duration = Duration::from_secs(5);
 /// How often it is looked whether nothing is half done, where no event would say so.
 const LOOK: Duration = Duration::from_millis(10);
+/// Descriptors that a program opens for itself.
+const SPARE: u64 = 128;
 /// So much of what it says is heard, in bytes.
 const LONGEST_SAID: u64 = 4096;
 
@@ -104,7 +107,16 @@ impl Supervisor {
 
     /// Has the new program look at the state, which changes nothing.
     fn begin_check(&mut self, now: Instant) -> Result<(), String> {
-        let state = self.hand_over()?.to_memory()?;
+        let state = self.hand_over()?;
+        // Each is there twice for a moment, and what has no room then ends this process.
+        let (twice, most) = (2 * state.descriptors.len() as u64 + SPARE, getrlimit(Resource::Nofile).maximum);
+        if most.is_some_and(|most| twice > most) {
+            return Err(format!(
+                "it takes {twice} descriptors, and this process may have {}: raise LimitNOFILE, and restart",
+                most.unwrap_or(0)
+            ));
+        }
+        let state = state.to_memory()?;
         let Some(take_over) = &mut self.take_over else { return Ok(()) };
         // A file's place in it goes with each that has it open, and nobody has read this.
         let mut command = Command::new(&take_over.program);

@@ -27,9 +27,9 @@ impl Vain {
         Some(PAUSE * (1 << self.kicks.checked_sub(MOST + 1)?.min(DOUBLED)))
     }
 
-    /// There were packets.
-    pub fn moved(&mut self) {
-        self.kicks = 0;
+    /// There were so many packets: as many kicks were right, and as many more are let pass. One among many kicks for nothing makes up for no more.
+    pub fn moved(&mut self, packets: usize) {
+        self.kicks = self.kicks.saturating_sub(u32::try_from(2 * packets).unwrap_or(u32::MAX));
     }
 }
 
@@ -53,8 +53,17 @@ mod tests {
         let mut vain = Vain::default();
         for _ in 0..3 {
             assert!(pauses(&mut vain, 16, 1000).iter().all(|pause| *pause == 0));
-            vain.moved();
+            vain.moved(8);
         }
         assert!(pauses(&mut vain, 1000, ROW_NS).iter().all(|pause| *pause == 0));
+    }
+
+    #[test]
+    fn a_packet_now_and_then_hides_no_storm() {
+        let mut vain = Vain::default();
+        let rounds: Vec<_> = (0..4).map(|_| (pauses(&mut vain, 15, 1000), vain.moved(1)).0).collect();
+        assert!(rounds[0].iter().all(|pause| *pause == 0) && rounds[3].iter().all(|pause| *pause > 0), "{rounds:?}");
+        let mut honest = Vain::default();
+        assert!((0..1000).all(|_| (pauses(&mut honest, 1, 1000), honest.moved(1)).0 == [0]));
     }
 }
