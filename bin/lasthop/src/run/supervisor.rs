@@ -317,7 +317,6 @@ impl Supervisor {
             self.tell_devices();
             self.answer_uplink_lists(now);
             self.step_renewal(Instant::now());
-            self.flush();
             if let Some(successor) = self.step_take_over(Instant::now()) {
                 return Ok(Next::Become(successor));
             }
@@ -369,7 +368,7 @@ impl Supervisor {
         }
     }
 
-    fn flush(&mut self) {
+    pub(super) fn flush(&mut self) {
         self.switch.flush(&self.epoll);
         self.control.flush(&self.epoll);
         self.sessions.flush(&self.epoll);

@@ -76,6 +76,8 @@ impl Supervisor {
     /// Goes on with it. What comes back is the program that this process is to become now.
     pub(in super::super) fn step_take_over(&mut self, now: Instant) -> Option<Successor> {
         self.take_over.as_ref()?;
+        // What was just answered is not what somebody does not read.
+        self.flush();
         let unsettled = self.unsettled();
         let take_over = self.take_over.as_mut()?;
         take_over.look_at = now + LOOK;
