@@ -8,6 +8,7 @@
 //! | `mirrors` | its mirrors |
 //! | `sets` | its sets of addresses |
 //! | `macs` | its static addresses |
+//! | `minimums` | its minimum rates, and what uplinks take |
 //! | `plan` | what has to change so that a running lasthop is as the file says |
 //! | `overruled` | what a command changes until the next start only, because the file says otherwise |
 //! | `apply` | asks the running one, has it change, says what was changed |
@@ -16,6 +17,7 @@ mod apply;
 mod document;
 mod lists;
 mod macs;
+mod minimums;
 mod mirrors;
 mod overruled;
 mod plan;
@@ -27,6 +29,7 @@ pub use mirrors::in_mirrors;
 pub use overruled::overruled;
 
 use crate::run::{PortArg, SavedUplink};
+use lasthop_management_ipc::Settings;
 use lasthop_policy::Mirror;
 use lasthop_policy::acl::{Lists, Prefix, Scope};
 use std::collections::BTreeSet;
@@ -45,17 +48,17 @@ pub struct Declared {
     pub lists: Vec<DeclaredLists>,
     /// Mirrors.
     pub mirrors: Vec<Mirror>,
-    /// Static addresses of uplinks: all of each.
-    pub uplink_macs: Vec<UplinkMacs>,
+    /// Settings of uplinks: all of each.
+    pub uplink_settings: Vec<UplinkSettings>,
 }
 
-/// Static addresses of one uplink.
+/// Settings of one uplink.
 #[derive(Debug)]
-pub struct UplinkMacs {
+pub struct UplinkSettings {
     /// Its name.
     pub uplink: String,
-    /// As `lasthop port list` shows them; nothing for none.
-    pub macs: String,
+    /// Those that uplinks have, each as `lasthop port list` shows it; `none` for what the file does not name.
+    pub settings: Settings,
 }
 
 /// A set of addresses.

@@ -40,6 +40,10 @@ pub struct SettingsArgs {
     /// What its guest may get; the rest waits for it for a moment, or is dropped as `rate`
     #[arg(long, value_name = "RATE[:BURST]", allow_negative_numbers = true)]
     rate_to: Option<String>,
+    /// What it gets of each uplink at least, while it has packets for that, in bits a second such as 100M: a share of the --rate-to of
+    /// the uplink; refused when all such shares are more than that
+    #[arg(long, value_name = "RATE", allow_negative_numbers = true)]
+    min_rate: Option<String>,
     /// What its guest may have flooded: broadcast, multicast and unknown destinations; the rest is dropped as `storm`
     #[arg(long, value_name = "RATE[:BURST]", allow_negative_numbers = true)]
     storm: Option<String>,
@@ -121,6 +125,7 @@ impl SettingsArgs {
             ("no-ra", &self.no_ra),
             ("rate-from", &self.rate_from),
             ("rate-to", &self.rate_to),
+            ("min-rate", &self.min_rate),
             ("storm", &self.storm),
             ("connections", &self.connections),
             ("nat-ports", &self.nat_ports),

@@ -15,17 +15,24 @@ struct Rivals {
     lasthop: Lasthop,
     senders: [Guest; 2],
     dir: tempfile::TempDir,
+    /// Bytes of each that have come.
+    came: [usize; 2],
 }
 
 impl Rivals {
     /// With ports `a`, `b` and `sink`.
     fn new(netns: Option<&Netns>, arguments: &[&str]) -> Self {
+        Self::with_rings(netns, 1024, arguments)
+    }
+
+    /// With so many frames in a sender's ring.
+    fn with_rings(netns: Option<&Netns>, size: u16, arguments: &[&str]) -> Self {
         let dir = scratch();
         let ports = ["a", "b", "sink"].map(|name| Port::listen(name, dir.path()));
         let lasthop = Lasthop::start_in(netns, &ports, &[&WAIT, arguments].concat());
-        let options = Options::net(|n| n.size = 1024);
+        let options = Options::net(|n| n.size = size);
         let senders = [0, 1].map(|n| Guest::connect(&ports[n].socket, mac(n as u8 + 1), options));
-        Self { lasthop, senders, dir }
+        Self { lasthop, senders, dir, came: [0; 2] }
     }
 
     /// Both have frames of so many bytes in their rings, until `sink` has taken `most` bytes: 16 frames, and a `pause`.
@@ -39,14 +46,13 @@ impl Rivals {
             }
             let taken: Vec<_> = std::iter::from_fn(|| sink.try_recv()).take(16).collect();
             assert!(taken.iter().all(|(_, frame)| number_of(frame) == Some(10)));
-            came += taken.iter().map(|(_, frame)| frame.len()).sum::<usize>();
+            for (_, frame) in taken {
+                came += frame.len();
+                let from = self.senders.iter().position(|sender| frame[6..12] == sender.mac.0);
+                self.came[from.expect("one of them has sent it")] += frame.len();
+            }
             std::thread::sleep(pause);
         }
-    }
-
-    /// What the switch has taken from both, in bytes.
-    fn sent(&self) -> [u64; 2] {
-        ["a", "b"].map(|port| self.lasthop.port(port)["from_guest"]["bytes"].as_u64().expect("a count"))
     }
 
     fn check(&mut self, sink: &mut Guest, most: usize, pause: Duration) {
@@ -55,16 +61,20 @@ impl Rivals {
                 self.lasthop.command(&["port", "set", port, "--weight", &weight.to_string()]);
             }
             let fair = f64::from(weights[0]) / f64::from(weights[0] + weights[1]);
-            let mut shares = Vec::new();
-            while shares.last().is_none_or(|share: &f64| (share / fair - 1.0).abs() > 0.1) {
-                assert!(shares.len() < ROUNDS, "weights {weights:?}, bytes {lens:?}: {shares:.3?} of all, not {fair}");
-                self.play(sink, most / 4, pause, lens);
-                let before = self.sent();
-                self.play(sink, most, pause, lens);
-                let now = self.sent();
-                let [a, b] = [0, 1].map(|n| (now[n] - before[n]) as f64);
-                shares.push(a / (a + b));
-            }
+            self.share(sink, most, pause, lens, fair, &format!("weights {weights:?}"));
+        }
+    }
+
+    /// The first sender has this part of all, within a tenth of it.
+    fn share(&mut self, sink: &mut Guest, most: usize, pause: Duration, lens: [usize; 2], fair: f64, why: &str) {
+        let mut shares = Vec::new();
+        while shares.last().is_none_or(|share: &f64| (share / fair - 1.0).abs() > 0.1) {
+            assert!(shares.len() < ROUNDS, "{why}, bytes {lens:?}: {shares:.3?} of all, not {fair}");
+            self.play(sink, most / 4, pause, lens);
+            self.came = [0; 2];
+            self.play(sink, most, pause, lens);
+            let [a, b] = self.came.map(|bytes| bytes as f64);
+            shares.push(a / (a + b));
         }
     }
 }
@@ -107,4 +117,64 @@ fn senders_to_a_slow_network_get_shares_by_their_weights() {
         sender.greet_when_back(&mut sink, 100 * n);
     }
     rivals.check(&mut sink, 4_000_000, Duration::from_micros(50));
+}
+
+/// An uplink that is to send 100 Mbit/s: one guest is to get 70 of them at least, and shares the other 30 with its rival and with `sink`, which sends
+/// nothing: so it gets 8 parts of 9. What cannot be kept is refused.
+#[test]
+fn a_guest_gets_its_minimum_of_what_an_uplink_takes() {
+    let netns = Netns::new();
+    netns.ip("link add v0 type veth peer name v1");
+    netns.ip("link set v0 up");
+    netns.ip("link set v1 up");
+    let dir = scratch();
+    let port = Port::listen("outside", dir.path());
+    let arguments = [&WAIT[..], &["--uplink", "net=v1,af_packet"]].concat();
+    let outside = Lasthop::start_in(Some(&netns), std::slice::from_ref(&port), &arguments);
+    // Of more frames for a limited receiver those that it does not get are dropped, and not waited for; shares are rough then.
+    let mut rivals =
+        Rivals::with_rings(Some(&netns), 128, &["--uplink", "net=v0,af_packet,queues=1", "--helpers", "none"]);
+    for lasthop in [&outside, &rivals.lasthop] {
+        lasthop.wait_for_state("net", "up");
+    }
+    let refused = |rivals: &Rivals, port: &str, setting: &str, value: &str| {
+        let output = rivals.lasthop.try_command(&["port", "set", port, setting, value]);
+        assert!(!output.status.success());
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let said = refused(&rivals, "a", "--min-rate", "70M");
+    assert!(said.contains("`lasthop port set UPLINK --rate-to RATE`"), "{said}");
+    rivals.lasthop.command(&["port", "set", "net", "--rate-to", "100M"]);
+    rivals.lasthop.command(&["port", "set", "a", "--min-rate", "70M"]);
+    let said = refused(&rivals, "b", "--min-rate", "40M");
+    assert!(said.contains("110M at least") && said.contains("net takes 100M"), "{said}");
+    for rate in ["60M", "none"] {
+        let said = refused(&rivals, "net", "--rate-to", rate);
+        assert!(said.contains("70M at least"), "{said}");
+    }
+
+    let mut sink = Guest::connect(&port.socket, MacAddr([2, 0, 0, 0, 0, 9]), Options::net(|n| n.size = 1024));
+    for (n, sender) in (1..).zip(&mut rivals.senders) {
+        sender.greet_when_back(&mut sink, 100 * n);
+    }
+    let pause = Duration::from_micros(50);
+    rivals.share(
+        &mut sink,
+        4_000_000,
+        pause,
+        [1000, 1000],
+        80.0 / 90.0,
+        "70 of 100 and a third of the rest, against a third of the rest",
+    );
+    rivals.lasthop.command(&["port", "set", "b", "--min-rate", "30M"]);
+    rivals.share(&mut sink, 4_000_000, pause, [700, 1400], 0.70, "70 and 30 of 100");
+    rivals.lasthop.command(&["port", "set", "a", "--min-rate", "none"]);
+    rivals.share(
+        &mut sink,
+        4_000_000,
+        pause,
+        [1000, 1000],
+        70.0 / 230.0,
+        "a third of 70, and 30 of 100 and a third of 70 for the other",
+    );
 }

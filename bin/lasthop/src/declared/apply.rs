@@ -1,6 +1,7 @@
 //! `lasthop apply FILE`.
 
 use super::Declared;
+use super::minimums::MIN_RATE;
 use super::plan::{Change, Plan, Step, There};
 use crate::SharedArgs;
 use crate::acl::tell_text;
@@ -164,7 +165,8 @@ fn make(instance: &mut Instance, step: &Step<'_>) -> Result<(), CliError> {
             instance.ask(add).map(drop)
         }
         Step::AddPort(port) => {
-            let given = port.settings.iter().filter(|(_, value)| value != "none");
+            // A minimum rate has a step of its own.
+            let given = port.settings.iter().filter(|(name, value)| value != "none" && name != MIN_RATE);
             let settings: Vec<_> =
                 given.map(|(name, value)| Field { name: name.clone(), value: value.clone() }).collect();
             if let Some(d) = &port.device {

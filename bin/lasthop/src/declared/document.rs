@@ -1,9 +1,9 @@
 //! The form of the declarative file.
 
-use super::{Declared, UplinkMacs, lists, mirrors, sets};
+use super::{Declared, UplinkSettings, lists, mirrors, sets};
 use crate::run::{FileOwner, PortArg, SavedUplink, check_uplink, meant_device};
 use lasthop_policy::acl::Scope;
-use lasthop_policy::{PortSettings, SETTINGS, STATIC_MAC, check_new_name};
+use lasthop_policy::{OF_UPLINKS, PortSettings, SETTINGS, STATIC_MAC, check_new_name};
 use std::collections::HashMap;
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use toml::{Table, Value};
 const TABLES: &str = "[port.NAME], [uplink.NAME], [mirror.NAME], [set.NAME], [guests] and [uplinks]";
 /// What a port's table may have beside settings.
 const OF_PORTS: &[&str] = &["socket", "device", "client", "owner", "driver", "queues", "nice", "spare", "acl", "rules"];
-const OF_UPLINKS: &[&str] = &["device", "driver", "queues", "nice", "gro", "spare", "vlans"];
+const OF_UPLINK_TABLES: &[&str] = &["device", "driver", "queues", "nice", "gro", "spare", "vlans"];
 
 /// Reads the text of a file in the directory `dir`.
 pub(super) fn read(text: &str, dir: &Path) -> Result<Declared, String> {
@@ -30,8 +30,8 @@ pub(super) fn read(text: &str, dir: &Path) -> Result<Declared, String> {
             }
             "uplink" => {
                 for (name, table) in tables(value, "uplink")? {
-                    let mut of = Fields::new(table, format!("[uplink.{name}]"), OF_UPLINKS, &[STATIC_MAC])?;
-                    declared.uplink_macs.push(uplink_macs(name.clone(), &mut of)?);
+                    let mut of = Fields::new(table, format!("[uplink.{name}]"), OF_UPLINK_TABLES, OF_UPLINKS)?;
+                    declared.uplink_settings.push(uplink_settings(name.clone(), &mut of)?);
                     declared.uplinks.push(uplink(name, of)?);
                 }
             }
@@ -59,6 +59,7 @@ pub(super) fn read(text: &str, dir: &Path) -> Result<Declared, String> {
     }
     check_apart(&declared)?;
     declared.check_macs()?;
+    declared.check_minimums()?;
     Ok(declared)
 }
 
@@ -246,12 +247,13 @@ fn interface(name: String, device: String, of: &mut Fields) -> Result<SavedUplin
     Ok(uplink)
 }
 
-fn uplink_macs(uplink: String, of: &mut Fields) -> Result<UplinkMacs, String> {
-    let given = of.words(STATIC_MAC, ",")?;
-    let pairs = given.iter().map(|value| (STATIC_MAC, value.as_str()));
-    let settings = PortSettings::default().change(pairs).map_err(|e| format!("{} {e}", of.at))?;
-    let macs = settings.static_macs.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
-    Ok(UplinkMacs { uplink, macs })
+fn uplink_settings(uplink: String, of: &mut Fields) -> Result<UplinkSettings, String> {
+    let given = [("rate-to", of.text("rate-to")?), (STATIC_MAC, of.words(STATIC_MAC, ",")?)];
+    let pairs = given.iter().filter_map(|(name, value)| Some((*name, value.as_deref()?)));
+    let set = PortSettings::default().change(pairs).map_err(|e| format!("{} {e}", of.at))?.values();
+    let value = |name: &str| set.iter().find(|(n, _)| *n == name).map_or_else(|| "none".to_owned(), |(_, v)| v.clone());
+    let settings = OF_UPLINKS.iter().map(|name| ((*name).to_owned(), value(name))).collect();
+    Ok(UplinkSettings { uplink, settings })
 }
 
 fn uplink(name: String, mut of: Fields) -> Result<SavedUplink, String> {

@@ -1,7 +1,8 @@
-//! Static addresses of the declarative file. Those of ports are settings like others; of an uplink they are the only one.
+//! Static addresses of the declarative file: each can be at one port or uplink only.
 
+use super::Declared;
+use super::minimums::value_of;
 use super::plan::{Plan, Step, There};
-use super::{Declared, UplinkMacs};
 use lasthop_api::Field;
 use lasthop_policy::{PortSettings, STATIC_MAC};
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,7 +15,7 @@ impl Declared {
             PortSettings::default().change(pairs).unwrap_or_default()
         };
         let ports = self.ports.iter().map(|port| (port.name.as_str(), settings(&port.settings)));
-        ports.chain(self.uplink_macs.iter().map(|of| (of.uplink.as_str(), settings(&[of.setting()])))).collect()
+        ports.chain(self.uplink_settings.iter().map(|of| (of.uplink.as_str(), settings(&of.settings)))).collect()
     }
 
     /// Whether each static address is at one port.
@@ -32,18 +33,6 @@ impl Declared {
         }
         Ok(())
     }
-}
-
-impl UplinkMacs {
-    /// As a setting.
-    pub fn setting(&self) -> (String, String) {
-        let value = if self.macs.is_empty() { "none".to_owned() } else { self.macs.clone() };
-        (STATIC_MAC.to_owned(), value)
-    }
-}
-
-fn macs_of(settings: &[Field]) -> &str {
-    settings.iter().find(|f| f.name == STATIC_MAC).map_or("none", |f| f.value.as_str())
 }
 
 impl<'a> Plan<'a> {
@@ -66,7 +55,7 @@ impl<'a> Plan<'a> {
             }
             let stay = stay.into_iter().map(|(_, entry)| entry.to_string()).collect::<Vec<_>>().join(",");
             let value = if stay.is_empty() { "none".to_owned() } else { stay };
-            let told = format!("~ port {name}: {STATIC_MAC} {} -> {value}", macs_of(&port.settings));
+            let told = format!("~ port {name}: {STATIC_MAC} {} -> {value}", value_of(&port.settings, STATIC_MAC));
             port.settings.retain(|f| f.name != STATIC_MAC);
             if value != "none" {
                 port.settings.push(Field { name: STATIC_MAC.into(), value: value.clone() });
@@ -74,17 +63,5 @@ impl<'a> Plan<'a> {
             self.push(Step::SetPort(name, vec![Field { name: STATIC_MAC.into(), value }]), told);
         }
         then
-    }
-
-    /// Static addresses of uplinks.
-    pub(super) fn set_macs(&mut self, declared: &'a Declared, there: &There, replaced: &BTreeSet<String>) {
-        for of in &declared.uplink_macs {
-            let port = there.ports.iter().find(|p| p.name == of.uplink && !replaced.contains(&p.name));
-            let (is, (name, value)) = (port.map_or("none", |port| macs_of(&port.settings)), of.setting());
-            if is != value {
-                let told = format!("~ uplink {}: {STATIC_MAC} {is} -> {value}", of.uplink);
-                self.push(Step::SetPort(&of.uplink, vec![Field { name, value }]), told);
-            }
-        }
     }
 }

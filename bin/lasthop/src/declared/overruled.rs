@@ -28,9 +28,11 @@ fn given(words: &[String]) -> Option<&str> {
 }
 
 fn lines(declared: &Declared, port: &str, told: &[Field], changed: &[Field]) -> Vec<String> {
-    let Some(of_file) = declared.ports.iter().find(|declared| declared.name == port) else { return Vec::new() };
+    let ports = declared.ports.iter().map(|of| (&of.name, &of.settings));
+    let mut all = ports.chain(declared.uplink_settings.iter().map(|of| (&of.uplink, &of.settings)));
+    let Some((_, of_file)) = all.find(|(name, _)| *name == port) else { return Vec::new() };
     let line = |name: &str| {
-        let file = of_file.settings.iter().find(|(n, _)| n == name).map_or("none", |(_, value)| value);
+        let file = of_file.iter().find(|(n, _)| n == name).map_or("none", |(_, value)| value);
         let now = told.iter().find(|field| field.name == name).map_or("none", |field| &field.value);
         let says = if file == "none" {
             format!("says no {name} for port {port}")

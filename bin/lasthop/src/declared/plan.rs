@@ -1,5 +1,6 @@
 //! What has to change so that a running lasthop is as a file says.
 
+use super::minimums::MIN_RATE;
 use super::{Declared, DeclaredLists};
 use crate::run::{PACKET_PORT, PortArg, SavedUplink};
 use lasthop_api::{AclRule, AddressSet, Field, Port, Uplink};
@@ -115,6 +116,7 @@ impl<'a> Plan<'a> {
         plan.remove_mirrors(declared, there, prune);
         let replaced = plan.remove(declared, there, prune);
         let there = &plan.free_macs(declared, there);
+        plan.lower_minimums(declared, there, &replaced);
         for port in &declared.ports {
             match there.ports.iter().find(|p| p.name == port.name && !replaced.contains(&*p.name)) {
                 None => plan.push(Step::AddPort(port), format!("+ port {}: {}", port.name, place(port))),
@@ -127,7 +129,8 @@ impl<'a> Plan<'a> {
                 Some(uplink_there) => plan.set_uplink(uplink, uplink_there),
             }
         }
-        plan.set_macs(declared, there, &replaced);
+        plan.set_uplinks(declared, there, &replaced);
+        plan.raise_minimums(declared, there, &replaced);
         plan.add_mirrors(declared, there);
         plan.clear_lists(declared, there, prune);
         plan.remove_sets(declared, there, prune);
@@ -201,7 +204,7 @@ impl<'a> Plan<'a> {
         let wanted = settings_of(port);
         let is = |name: &str| there.settings.iter().find(|f| f.name == name).map_or("none", |f| f.value.as_str());
         let (mut changes, mut told) = (Vec::new(), Vec::new());
-        for name in lasthop_policy::SETTINGS {
+        for name in lasthop_policy::SETTINGS.iter().filter(|name| **name != MIN_RATE) {
             let value = wanted.iter().find(|(n, _)| n == name).map_or("none", |(_, value)| value.as_str());
             if value != is(name) {
                 changes.push(Field { name: (*name).into(), value: value.into() });
@@ -327,7 +330,7 @@ fn of_device(device: &SavedUplink, there: &Uplink) -> Option<String> {
 }
 
 /// As [`Port::settings`] has them.
-fn settings_of(port: &PortArg) -> Vec<(&'static str, String)> {
+pub(super) fn settings_of(port: &PortArg) -> Vec<(&'static str, String)> {
     let pairs = port.settings.iter().map(|(name, value)| (name.as_str(), value.as_str()));
     PortSettings::default().change(pairs).unwrap_or_default().values()
 }

@@ -1,14 +1,49 @@
-//! Rates that drop, and mirrors that lose.
+//! Rates that drop, minimum rates that cannot be kept, and mirrors that lose.
 
 use super::facts::{Facts, Way, setting};
 use super::finding::Finding;
 use lasthop_api::{Mirror, Port};
+use lasthop_policy::{Rate, Unit};
 use lasthop_text::counted;
 
 pub fn findings(facts: &Facts<'_>) -> Vec<Finding> {
     let rates = facts.ports().flat_map(|port| rates(facts, port));
     let mirrors = facts.now.mirrors.iter().filter_map(|mirror| of_mirror(facts, mirror));
-    rates.chain(facts.ports().filter_map(|port| control_late(facts, port))).chain(mirrors).collect()
+    let late = facts.ports().filter_map(|port| control_late(facts, port));
+    rates.chain(minimum(facts)).chain(late).chain(mirrors).collect()
+}
+
+/// Bits a second.
+fn bits(port: &Port, name: &str) -> Option<u64> {
+    let rate: Rate = setting(port, name)?.parse().ok()?;
+    (rate.unit == Unit::Bits).then_some(rate.rate)
+}
+
+/// Nobody could set it so: the uplink, or its rate, has gone since, or the file of `--config` says so.
+fn minimum(facts: &Facts<'_>) -> Option<Finding> {
+    let shares: Vec<_> = facts.ports().filter_map(|port| Some((port, bits(port, "min-rate")?))).collect();
+    let (first, _) = shares.first()?;
+    let wanted = shares.iter().map(|(_, bits)| bits).sum();
+    let uplinks = facts.ports().filter(|port| port.uplink);
+    let least = uplinks.filter_map(|port| Some((bits(port, "rate-to")?, port))).min_by_key(|(bits, _)| *bits);
+    let text = |rate| Rate { unit: Unit::Bits, rate, burst: None };
+    let finding = |what: &str| Finding::at(&first.name, "min-rate", what).seen(format!("told {} in all", text(wanted)));
+    match least {
+        None => Some(
+            finding("ports are to get so much at least of what an uplink takes, and no uplink says what that is")
+                .remedy("`lasthop port set UPLINK --rate-to RATE`, a little less than its network takes"),
+        ),
+        Some((takes, uplink)) if takes < wanted => Some(
+            finding("ports are to get more at least than an uplink takes, and get less by the same part each")
+                .seen(format!("{} takes {}", uplink.name, text(takes)))
+                .remedy(format!(
+                    "lower what ports get (`lasthop port set {} --min-rate RATE`), or raise what {} takes, if its network takes that",
+                    first.name, uplink.name
+                ))
+                .also(&uplink.name),
+        ),
+        Some(_) => None,
+    }
 }
 
 fn rates(facts: &Facts<'_>, port: &Port) -> Vec<Finding> {
@@ -122,6 +157,21 @@ mod tests {
 
     fn found(before: &Seen, now: &Seen) -> Vec<Finding> {
         findings(&facts(before, now))
+    }
+
+    #[test]
+    fn a_minimum_of_nothing_is_a_finding() {
+        let site = |takes: &[(&str, &str)]| {
+            let uplink = lasthop_api::Port { uplink: true, ..told(up("net"), takes) };
+            let [a, b] = ["a", "b"].map(|name| told(up(name), &[("min-rate", "60M")]));
+            let now = seen(&[a, b, uplink]);
+            found(&now, &now).into_iter().map(|f| (f.kind, f.what)).collect::<Vec<_>>()
+        };
+        assert_eq!(site(&[("rate-to", "120M")]), []);
+        let [(kind, what)] = &site(&[("rate-to", "119M")])[..] else { panic!("one finding") };
+        assert!(*kind == "min-rate" && what.contains("more at least than an uplink takes"), "{what}");
+        let [(_, what)] = &site(&[])[..] else { panic!("one finding") };
+        assert!(what.contains("no uplink says what that is"), "{what}");
     }
 
     #[test]

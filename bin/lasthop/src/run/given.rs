@@ -55,7 +55,7 @@ impl Given {
     /// What ports and uplinks are told, by name.
     pub fn settings(&self) -> Vec<(String, Settings)> {
         let ports = self.ports.iter().filter(|port| !port.settings.is_empty());
-        let uplinks = self.file.uplink_macs.iter().map(|of| (of.uplink.clone(), vec![of.setting()]));
+        let uplinks = self.file.uplink_settings.iter().map(|of| (of.uplink.clone(), of.settings.clone()));
         ports.map(|port| (port.name.clone(), port.settings.clone())).chain(uplinks).collect()
     }
 

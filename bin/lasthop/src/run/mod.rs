@@ -15,6 +15,7 @@
 //! | `service` | what a service manager is told |
 //! | `settings` | settings of ports: kept, and sent to control and switch |
 //! | `settings_text` | the same as options and arguments |
+//! | `weights` | priorities and minimum rates, as the shares that the switch knows |
 //! | `port` | one port: its listener or its attempts to connect, and who is connected |
 //! | `child` | one child process: start, channel |
 //! | `backoff` | how long a process that ends at once is not started again |
@@ -74,7 +75,7 @@ mod port;
 mod port_threads;
 mod ports;
 mod presence;
-mod priorities;
+
 mod probing;
 mod reload;
 mod renaming;
@@ -97,6 +98,7 @@ mod uplink;
 mod uplinks;
 mod walk;
 mod watchdog;
+mod weights;
 
 pub use args::{PortArg, RunArgs, check_uplink, driver, meant_device, new_name, nice, queues, vlan_list};
 pub use devices::{DEVICES_DIR, FAR_SOCKET, HOST_SOCKET};

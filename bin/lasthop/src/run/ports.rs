@@ -24,6 +24,7 @@ impl Supervisor {
         check_new(there.iter(), &new)?;
         lasthop_policy::check_new_name(&new.name)?;
         self.check_static_addresses(&new.name, &settings)?;
+        self.check_minimums(&new.name, &settings)?;
         self.check_for_ovs(&new.name)?;
         if self.uplinks.values().any(|uplink| uplink.spec.name == new.name) {
             return Err(format!("there is an uplink {} already; choose another name", new.name));

@@ -4,7 +4,7 @@ use super::settings_text::changed;
 use super::supervisor::Supervisor;
 use lasthop_ipc::{PortLimits, RateLimit, SupervisorToSwitch};
 use lasthop_management_ipc::{PortConfig, Settings, SupervisorToControl};
-use lasthop_policy::{Batch, PortSettings, Rate, STATIC_MAC, Unit};
+use lasthop_policy::{Batch, OF_UPLINKS, PortSettings, Rate, Unit};
 use lasthop_session_ipc::Bounds;
 use lasthop_types::PortId;
 use std::collections::BTreeSet;
@@ -32,13 +32,14 @@ impl Supervisor {
     pub(super) fn set_port(&mut self, name: &str, changes: &Settings) -> Result<PortConfig, String> {
         let config = match self.uplink_port(name) {
             // Of an uplink no more can be said here.
-            Some(config) if changes.iter().all(|(name, _)| name == STATIC_MAC) => config,
+            Some(config) if changes.iter().all(|(name, _)| OF_UPLINKS.contains(&name.as_str())) => config,
             _ => self.guest_port(name)?,
         };
         let before = self.settings.get(name).cloned();
         let settings = changed(before.as_ref(), changes)?;
         self.check_static_addresses(name, &settings)?;
         self.check_carried(name, &settings)?;
+        self.check_minimums(name, &settings)?;
         self.remember_settings(name, settings);
         if let Err(e) = self.save(None, None) {
             self.remember_settings(name, before.unwrap_or_default());
@@ -103,7 +104,8 @@ impl Supervisor {
         match self.uplinks.values().find(|uplink| uplink.spec.name == name && !uplink.is_leaving()) {
             Some(uplink) if uplink.spec.guest => Ok(uplink.config.clone()),
             Some(_) => Err(format!(
-                "{name} is an uplink; `lasthop uplink set {name} --vlans LIST` says which VLANs it carries"
+                "{name} is an uplink, which has {} alone; `lasthop uplink set {name} --vlans LIST` says which VLANs it carries",
+                OF_UPLINKS.join(" and ")
             )),
             None => Err(format!("there is no port {name}; `lasthop port list` shows those there are")),
         }

@@ -301,6 +301,7 @@ impl Supervisor {
             lasthop_policy::check_new_name(&spec.name)?;
             program.and_then(|()| check_new_uplink(ports.iter(), there, &spec))?;
             self.check_static_addresses(&spec.name, &settings)?;
+            self.check_minimums(&spec.name, &settings)?;
             Claim::take(&spec.device)?;
             Ok((spec, settings))
         });

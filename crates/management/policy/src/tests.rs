@@ -385,7 +385,7 @@ fn what_the_switch_does_by_itself_changes_without_touching_flows() {
             "weight" => "300",
             "priority" => "2",
             "tx-batch" | "rx-batch" => "off",
-            _ => "20kpps",
+            _ => "20M",
         };
         b.set(1, PortSettings::try_from(format!("{name}={value}")).unwrap());
         assert_eq!(b.dump().len(), flows, "{name}");

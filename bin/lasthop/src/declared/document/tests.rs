@@ -305,3 +305,28 @@ fn a_static_address_that_moves_leaves_first() {
     let wrong = read(&uplink.replace("@10", "@5000"), Path::new("/nowhere")).unwrap_err();
     assert!(wrong.contains("[uplink.net] static-mac=") && wrong.contains("write one, 1 to 4094"), "{wrong}");
 }
+
+/// Nobody is promised more than there is, not even on the way.
+#[test]
+fn minimum_rates_fall_first_and_rise_last() {
+    let ports = |a: &str, b: &str| {
+        [port("a", &format!("min-rate = \"{a}\"")), port("b", &format!("min-rate = \"{b}\""))].concat()
+    };
+    let uplink = |rate: &str| format!("[uplink.net]\ndevice = \"eth1\"\nrate-to = \"{rate}\"\n");
+    let mut there = listening(&[("a", "none"), ("b", "none")]);
+    for (port, rate) in there.ports.iter_mut().zip(["60M", "20M"]) {
+        port.settings = vec![Field { name: "min-rate".into(), value: rate.into() }];
+    }
+    let text = [ports("10M", "50M"), uplink("70M")].concat();
+    assert_eq!(
+        told(&text, &there, false),
+        [
+            "~ port a: min-rate 60M -> 10M",
+            "+ uplink net: eth1",
+            "~ uplink net: rate-to none -> 70M",
+            "~ port b: min-rate 20M -> 50M"
+        ]
+    );
+    let wrong = read(&[ports("60M", "50M"), uplink("70M")].concat(), Path::new("/nowhere")).unwrap_err();
+    assert!(wrong.contains("[uplink.net]: rate-to = \"70M\", and ports are to get 110M"), "{wrong}");
+}

@@ -61,6 +61,7 @@ impl Learning {
         let as_flows_see = |of: &PortSettings| PortSettings {
             rate_from: None,
             rate_to: None,
+            min_rate: None,
             storm: of.storm.map(|_| Rate::ANY),
             connections: None,
             nat_ports: None,
