@@ -1,7 +1,9 @@
 //! A receiver that is slower than its senders, a guest or a network, is theirs by their weights.
 
 use lasthop_frame::VnetHdr;
-use lasthop_tests_process::{Guest, Lasthop, Netns, Options, PATIENCE, Port, mac, number_of, numbered, scratch};
+use lasthop_tests_process::{
+    Guest, Lasthop, Netns, Options, PATIENCE, Port, becomes, mac, number_of, numbered, release, scratch,
+};
 use lasthop_text::MacAddr;
 use std::time::{Duration, Instant};
 
@@ -82,6 +84,38 @@ fn senders_of_a_slow_guest_get_shares_by_their_weights() {
         rivals.check(&mut sink, 1_000_000, Duration::from_millis(1));
         rivals.lasthop.check_sums();
     }
+}
+
+/// What priorities come to, the next program of `lasthop run` knows, and says so again when something else is set.
+#[test]
+fn a_priority_holds_under_another_program() {
+    let mut rivals = Rivals::new(None, &["--helpers", "none"]);
+    let socket = rivals.dir.path().join("sink.sock");
+    let mut sink = Guest::connect(&socket, mac(3), Options::net(|n| n.size = 64));
+    let [a, b] = &mut rivals.senders;
+    a.greet(&mut sink, 1);
+    b.greet(&mut sink, 2);
+    rivals.lasthop.command(&["port", "set", "a", "--priority", "1"]);
+    let mut share = |rivals: &mut Rivals, what: &str, wanted: std::ops::Range<f64>| {
+        let mut shares = Vec::new();
+        while shares.last().is_none_or(|share: &f64| !wanted.contains(share)) {
+            assert!(shares.len() < ROUNDS, "{what}: {shares:.3?} of all, not {wanted:?}");
+            rivals.play(&mut sink, 100_000, Duration::from_millis(1), [1000, 1000]);
+            let before = rivals.sent();
+            rivals.play(&mut sink, 500_000, Duration::from_millis(1), [1000, 1000]);
+            let now = rivals.sent();
+            let [a, b] = [0, 1].map(|n| (now[n] - before[n]) as f64);
+            shares.push(a / (a + b));
+        }
+    };
+    let above = 0.85..1.01;
+    share(&mut rivals, "before", above.clone());
+    becomes(&rivals.lasthop, &release(rivals.dir.path(), "one"));
+    rivals.lasthop.command(&["port", "set", "a", "--rate-from", "100G"]);
+    share(&mut rivals, "under another program", above);
+    // Both have the weight that they had without priorities, although the other port is only told because this one's priority has gone.
+    rivals.lasthop.command(&["port", "set", "a", "--priority", "0"]);
+    share(&mut rivals, "without a priority", 0.4..0.6);
 }
 
 /// A network that takes 100 Mbit/s, behind an uplink. Its socket would take 8 MiB and then nothing for 0.15 s: with that, a sender's ring ran
