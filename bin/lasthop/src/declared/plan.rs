@@ -4,7 +4,7 @@ use super::{Declared, DeclaredLists};
 use crate::run::{PACKET_PORT, PortArg, SavedUplink};
 use lasthop_api::{AclRule, AddressSet, Field, Port, Uplink};
 use lasthop_policy::acl::{Book, Direction, Scope};
-use lasthop_policy::{Mirror, OF_SWITCH, OF_SWITCH_WORDS, PortSettings};
+use lasthop_policy::{Mirror, OF_SWITCH, OF_SWITCH_WORDS, PortSettings, QUEUE_OF};
 use lasthop_uplink_ipc::UplinkDriver;
 use std::collections::BTreeSet;
 
@@ -115,18 +115,14 @@ impl<'a> Plan<'a> {
         plan.remove_mirrors(declared, there, prune);
         let replaced = plan.remove(declared, there, prune);
         let there = &plan.free_macs(declared, there);
-        for port in &declared.ports {
-            match there.ports.iter().find(|p| p.name == port.name && !replaced.contains(&*p.name)) {
-                None => plan.push(Step::AddPort(port), format!("+ port {}: {}", port.name, place(port))),
-                Some(port_there) => plan.set_port(port, port_there),
-            }
-        }
+        plan.make_ports(declared, there, &replaced, false);
         for uplink in &declared.uplinks {
             match there.uplinks.iter().find(|u| u.name == uplink.name && !replaced.contains(&*u.name)) {
                 None => plan.push(Step::AddUplink(uplink), format!("+ uplink {}: {}", uplink.name, uplink.device)),
                 Some(uplink_there) => plan.set_uplink(uplink, uplink_there),
             }
         }
+        plan.make_ports(declared, there, &replaced, true);
         plan.set_macs(declared, there, &replaced);
         plan.add_mirrors(declared, there);
         plan.clear_lists(declared, there, prune);
@@ -197,11 +193,24 @@ impl<'a> Plan<'a> {
         replaced
     }
 
-    fn set_port(&mut self, port: &'a PortArg, there: &Port) {
+    /// Those with a queue of their own come behind the uplinks, one of which has that queue; and ports that are there get one then.
+    fn make_ports(&mut self, declared: &'a Declared, there: &There, replaced: &BTreeSet<String>, with_queue: bool) {
+        for port in &declared.ports {
+            match there.ports.iter().find(|p| p.name == port.name && !replaced.contains(&*p.name)) {
+                None if has_queue(port) != with_queue => {}
+                None => self.push(Step::AddPort(port), format!("+ port {}: {}", port.name, place(port))),
+                Some(port_there) => {
+                    self.set_port(port, port_there, |name| (name == QUEUE_OF && has_queue(port)) == with_queue)
+                }
+            }
+        }
+    }
+
+    fn set_port(&mut self, port: &'a PortArg, there: &Port, is_meant: impl Fn(&str) -> bool) {
         let wanted = settings_of(port);
         let is = |name: &str| there.settings.iter().find(|f| f.name == name).map_or("none", |f| f.value.as_str());
         let (mut changes, mut told) = (Vec::new(), Vec::new());
-        for name in lasthop_policy::SETTINGS {
+        for name in lasthop_policy::SETTINGS.iter().filter(|name| is_meant(name)) {
             let value = wanted.iter().find(|(n, _)| n == name).map_or("none", |(_, value)| value.as_str());
             if value != is(name) {
                 changes.push(Field { name: (*name).into(), value: value.into() });
@@ -330,6 +339,10 @@ fn of_device(device: &SavedUplink, there: &Uplink) -> Option<String> {
 fn settings_of(port: &PortArg) -> Vec<(&'static str, String)> {
     let pairs = port.settings.iter().map(|(name, value)| (name.as_str(), value.as_str()));
     PortSettings::default().change(pairs).unwrap_or_default().values()
+}
+
+fn has_queue(port: &PortArg) -> bool {
+    settings_of(port).iter().any(|(name, _)| *name == QUEUE_OF)
 }
 
 fn place(port: &PortArg) -> String {

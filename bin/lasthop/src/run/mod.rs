@@ -15,6 +15,7 @@
 //! | `service` | what a service manager is told |
 //! | `settings` | settings of ports: kept, and sent to control and switch |
 //! | `settings_text` | the same as options and arguments |
+//! | `queue_owners` | ports that have a queue of their own at an uplink |
 //! | `port` | one port: its listener or its attempts to connect, and who is connected |
 //! | `child` | one child process: start, channel |
 //! | `backoff` | how long a process that ends at once is not started again |
@@ -76,6 +77,7 @@ mod ports;
 mod presence;
 mod priorities;
 mod probing;
+mod queue_owners;
 mod reload;
 mod renaming;
 mod renewal;

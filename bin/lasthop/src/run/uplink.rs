@@ -33,7 +33,7 @@ use lasthop_ipc::{SupervisorToSwitch, SwitchToSupervisor};
 use lasthop_management_ipc::{DeviceState, PortConfig, UplinkInfo};
 use lasthop_sys::Epoll;
 use lasthop_text::MacAddr;
-use lasthop_uplink_ipc::{SupervisorToUplink, UplinkCounters, UplinkDevice};
+use lasthop_uplink_ipc::{QueueOwner, SupervisorToUplink, UplinkCounters, UplinkDevice};
 pub use renewed::Before;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
@@ -140,6 +140,8 @@ pub struct Uplink {
     pub made: Option<MacAddr>,
     /// Somebody waits for its first process, and is told what it says.
     pub at_once: bool,
+    /// Ports that have queues of their own there, as its process was told, or will be when it is ready.
+    owners: Vec<QueueOwner>,
 }
 
 impl Uplink {
@@ -186,6 +188,7 @@ impl Uplink {
             claim: None,
             made: None,
             at_once: false,
+            owners: Vec::new(),
         }
     }
 
@@ -196,6 +199,24 @@ impl Uplink {
         let name = processes(&self.spec);
         self.driver.rename(&name);
         self.spare.iter_mut().chain(&mut self.idle).for_each(|spare| spare.rename(&name));
+    }
+
+    /// These ports, and no others, have queues of their own there.
+    pub fn keep_queues(&mut self, owners: Vec<QueueOwner>) {
+        if owners == self.owners {
+            return;
+        }
+        self.owners = owners;
+        if self.driver.is_ready() {
+            self.driver.send(SupervisorToUplink::Owners(self.owners.clone()), None);
+        }
+    }
+
+    /// Its process is ready, and knows of none yet.
+    fn tell_owners(&mut self) {
+        if !self.owners.is_empty() {
+            self.driver.send(SupervisorToUplink::Owners(self.owners.clone()), None);
+        }
     }
 
     /// Whether a process of it exists.
@@ -376,6 +397,7 @@ impl Uplink {
                 // An interface that its process has made had no number before.
                 self.claim_device().unwrap_or_else(|why| self.complain(why));
                 self.device = Some(UplinkDevice { created, ..device });
+                self.tell_owners();
                 match kept {
                     // It would keep a device that is to go.
                     Some(kept) if self.leaving.is_some() => kept.close(),

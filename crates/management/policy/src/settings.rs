@@ -70,6 +70,8 @@ pub struct PortSettings {
     pub snooping: bool,
     /// Addresses that live there, whether or not they say anything, and nowhere else. Of uplinks too.
     pub static_macs: Vec<StaticMac>,
+    /// The uplink at which it has a queue of its own, whatever the load.
+    pub queue_of: Option<String>,
 }
 
 /// Names of settings, as [`PortSettings::change`] and the option `--port` know them.
@@ -96,6 +98,7 @@ pub const SETTINGS: &[&str] = &[
     "link",
     "snooping",
     STATIC_MAC,
+    QUEUE_OF,
 ];
 
 /// Those of them that the switch carries out by itself: they hold whoever decides about packets.
@@ -105,6 +108,9 @@ pub const OF_SWITCH_WORDS: &str = "rates, weight, priority and batching";
 
 /// The one setting that uplinks have, too.
 pub const STATIC_MAC: &str = "static-mac";
+
+/// The one that needs an uplink with room for it.
+pub const QUEUE_OF: &str = "queue-of";
 
 /// Those of them that are on or off.
 pub const FLAGS: &[&str] = &["isolated", "no-dhcp-server", "no-ra", "snooping"];
@@ -160,6 +166,7 @@ impl PortSettings {
             "snooping" => self.snooping = on(value)?,
             "link" => self.link_down = link(value)?,
             STATIC_MAC => self.set_static(value, first)?,
+            QUEUE_OF => self.queue_of = queue_of(value)?,
             "mac" => list(&mut self.macs, value, first, own_address)?,
             "addr" => list(&mut self.addrs, value, first, address)?,
             _ => return Err(format!("there is no such setting; there are {}", SETTINGS.join(", "))),
@@ -274,6 +281,7 @@ impl PortSettings {
             self.link_down.then(|| "down".to_owned()),
             flag(self.snooping),
             joined(self.static_macs.iter().map(|entry| text(entry)).collect()),
+            self.queue_of.clone(),
         ];
         SETTINGS.iter().zip(values).filter_map(|(name, value)| value.map(|value| (*name, value))).collect()
     }
@@ -398,6 +406,14 @@ fn priority(value: &str) -> Result<u8, String> {
     number.ok_or_else(|| "write 0, 1 or 2 (above all others), or none for the default, 0".to_owned())
 }
 
+fn queue_of(value: &str) -> Result<Option<String>, String> {
+    if is_none(value) {
+        return Ok(None);
+    }
+    crate::check_name(value).map_err(|e| format!("{e}; write the name of an uplink, {OR_NONE}"))?;
+    Ok(Some(value.to_owned()))
+}
+
 /// `off` is a value here.
 fn batch(value: &str) -> Result<Option<Batch>, String> {
     if value == "none" { Ok(None) } else { value.parse().map(Some).map_err(|e| format!("{e}, {OR_NONE}")) }
@@ -514,7 +530,7 @@ mod tests {
 
     #[test]
     fn off_takes_every_setting_back() {
-        let all = "isolated=on mac=52:54:00:00:00:01 addr=10.0.0.1 no-dhcp-server=on no-ra=on rate-from=1M rate-to=2M storm=3M connections=5 nat-ports=6 grants=1000 max-ring=256 weight=300 priority=2 link=down snooping=on static-mac=52:54:00:00:00:07 tx-batch=9,9 rx-batch=off";
+        let all = "isolated=on mac=52:54:00:00:00:01 addr=10.0.0.1 no-dhcp-server=on no-ra=on rate-from=1M rate-to=2M storm=3M connections=5 nat-ports=6 grants=1000 max-ring=256 weight=300 priority=2 link=down snooping=on static-mac=52:54:00:00:00:07 tx-batch=9,9 rx-batch=off queue-of=net";
         for before in [set(&format!("{all} vlan=10")), set(&format!("{all} trunk=10 native=1"))] {
             for word in ["none", "off"] {
                 let instead = |name: &str| match name {
@@ -568,6 +584,7 @@ mod tests {
             ("weight=0", "write a share from 1 to 1000, or none for the default, 100"),
             ("weight=1001", "from 1 to 1000"),
             ("priority=3", "write 0, 1 or 2 (above all others), or none for the default, 0"),
+            ("queue-of=a,b", "write the name of an uplink, or none to take it back"),
             ("max-ring=63", "a number of entries from 64 to 32768, or none for no bound"),
             ("max-ring=65536", "from 64 to 32768"),
             ("link=on", "write up or down"),
