@@ -169,7 +169,7 @@ mod tests {
         });
         assert!(check(&to, 3000, 500).unwrap().starts_with("ok "));
         assert!(push(&to, 0).unwrap().starts_with("ok "));
-        assert!(transactions(&to, 0).unwrap().starts_with("0 in "));
-        assert!(!transactions(&to, 1).unwrap().starts_with("0 in "));
+        assert!(transactions(&to, 0, 1).unwrap().starts_with("0 in "));
+        assert!(!transactions(&to, 1, 4096).unwrap().starts_with("0 in "));
     }
 }
