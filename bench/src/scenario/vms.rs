@@ -51,7 +51,7 @@ pub(super) static ALL: [Scenario; 12] = [
         Interface::Plain,
         false,
     ),
-    card("card-plain-huge", "the same, memory in 2 MiB pages", Interface::Plain, true),
+    card("card-plain-huge", "a Linux VM and the network outside, a card that takes finished frames, memory in 2 MiB pages", Interface::Plain, true),
     card(
         "card-checksum",
         "a Linux VM and the network outside, a card with checksums and scatter/gather",
@@ -65,6 +65,6 @@ pub(super) static ALL: [Scenario; 12] = [
         true,
     ),
     card("card-whole", "a Linux VM and the network outside, a card with all offloads", Interface::Whole, false),
-    nic("card-nic-frames", "the same, an interface with checksums and scatter/gather only", Device::PacketInFrames),
-    nic("card-nic-finished", "the same, an interface without offloads", Device::PacketFinished),
+    nic("card-nic-frames", "a Linux VM and the network outside, all offloads, an interface with checksums and scatter/gather only", Device::PacketInFrames),
+    nic("card-nic-finished", "a Linux VM and the network outside, all offloads, an interface without any", Device::PacketFinished),
 ];
