@@ -58,6 +58,7 @@ mod capture_file;
 mod cgroup_accounting;
 mod child;
 mod devices;
+mod dma;
 mod driver;
 mod given;
 mod handover;

@@ -57,6 +57,8 @@ pub struct Setup {
     pub control: PathBuf,
     /// Places of the data plane's table, if it is a device's, and whether that walks the table of all flows.
     pub rules: Option<(usize, bool)>,
+    /// If it is one that has a DMA engine: copies of up to so many bytes are not for that.
+    pub dma: Option<usize>,
     /// How many connections it has room for.
     pub connections: usize,
     /// Program of ports' sessions.
@@ -159,6 +161,7 @@ impl Setup {
             switch,
             devices: devices_wanted,
             rules: args.device_rules.map(|rules| (rules, args.device_walk)),
+            dma: args.device_dma,
             control,
             connections: args.connections,
             session,

@@ -437,6 +437,8 @@ impl Forwarder {
 
 /// Stops a ring and lets the main thread know.
 pub(crate) fn fail(datapath: &Datapath, port: &Port, index: u16, guard: &mut QueueGuard<'_>, error: QueueError) {
+    #[cfg(feature = "engine")]
+    let error = crate::engine::cause(guard, error);
     guard.fail(error);
     port.refresh();
     datapath.note_broken(port.id, index);

@@ -131,6 +131,8 @@ impl Upcalls {
         // The header as it was classified, and the payload behind it.
         let mut to = Cursor::new(std::slice::from_ref(&place));
         to.write(packet.header());
+        #[cfg(feature = "engine")]
+        let _here = lasthop_guestmem::engine::ByProcessor::begin();
         to.copy_from(&mut packet.payload(pieces, packet.header().len()), packet.payload_len());
         Ok(())
     }

@@ -1,6 +1,10 @@
 //! A run of guest memory and the only ways to touch it.
 
 use crate::copy;
+#[cfg(not(feature = "engine"))]
+use crate::copy::copy as between;
+#[cfg(feature = "engine")]
+use crate::engine::copy as between;
 use crate::memory::GuestMemory;
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -127,7 +131,7 @@ impl<'m> GuestSlice<'m> {
             && self.len <= to.len
         {
             // SAFETY: both slices lie in live mappings and have at least `offset + len` bytes; `copy` allows overlap.
-            unsafe { copy::copy(self.ptr.add(offset), to.ptr.add(offset), len) };
+            unsafe { between(self.ptr.add(offset), to.ptr.add(offset), len) };
         }
     }
 
@@ -152,7 +156,7 @@ impl<'m> GuestSlice<'m> {
     pub fn copy_to(&self, to: &GuestSlice<'_>) -> usize {
         let len = self.len.min(to.len);
         // SAFETY: both slices lie in live mappings and have at least `len` bytes; memmove allows overlap.
-        unsafe { copy::copy(self.ptr, to.ptr, len) };
+        unsafe { between(self.ptr, to.ptr, len) };
         len
     }
 
@@ -178,8 +182,8 @@ impl<'m> GuestSlice<'m> {
             sum = next + u64::from(carry);
             at += 8;
         }
-        #[cfg(feature = "meter")]
-        crate::meter::add(at);
+        #[cfg(any(feature = "meter", feature = "engine"))]
+        crate::meter::add_summed(at);
         let mut tail = [0u8; 8];
         let left = len - at;
         self.read(at, &mut tail[..left]);

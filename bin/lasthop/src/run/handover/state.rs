@@ -70,6 +70,8 @@ pub struct State {
     served: Vec<ServedState>,
     ovs: Option<OpenVswitchState>,
     journal: Fd,
+    #[serde(default)]
+    dma: Option<Fd>,
     view: Fd,
     monitor: Option<MonitorState>,
     missing: Missing,
@@ -154,6 +156,7 @@ impl Supervisor {
             served: self.served.iter().map(|served| served.hand_over(&mut giver)).collect(),
             ovs: self.ovs.as_ref().map(|ovs| ovs.hand_over(&mut giver)),
             journal: giver.fd(&self.journal),
+            dma: self.dma.as_ref().map(|page| giver.fd(page)),
             view,
             monitor,
             missing: self.missing.clone(),
@@ -179,6 +182,7 @@ impl Supervisor {
         });
         let outliving = Outliving {
             journal: taker.fd(state.journal)?,
+            dma: state.dma.map(|page| taker.fd(page)).transpose()?,
             monitor: HostMonitor::resumed(Handed { view: taker.fd(state.view)?, program: monitor.transpose()? }),
             missing: state.missing,
             boost: state.boost.map(|boost| Boost::resumed(boost, taker)).transpose()?,
@@ -249,6 +253,7 @@ fn setup_of(
         devices: devices::wanted(args, cpus.as_ref())?,
         control: PathBuf::new(),
         rules: args.device_rules.map(|rules| (rules, args.device_walk)),
+        dma: args.device_dma,
         connections: args.connections,
         session: PathBuf::new(),
         ovs,
