@@ -4,6 +4,7 @@
 //! | file | does |
 //! |---|---|
 //! | `document` | the file's form: what is read, what is refused |
+//! | `engines` | its engines |
 //! | `lists` | its access lists |
 //! | `mirrors` | its mirrors |
 //! | `sets` | its sets of addresses |
@@ -14,6 +15,7 @@
 
 mod apply;
 mod document;
+mod engines;
 mod lists;
 mod macs;
 mod mirrors;
@@ -22,6 +24,7 @@ mod plan;
 mod sets;
 
 pub use apply::{ApplyArgs, apply};
+pub use engines::DeclaredEngines;
 pub use lists::in_book;
 pub use mirrors::in_mirrors;
 pub use overruled::overruled;
@@ -45,6 +48,8 @@ pub struct Declared {
     pub lists: Vec<DeclaredLists>,
     /// Mirrors.
     pub mirrors: Vec<Mirror>,
+    /// Which CPUs do ports' work.
+    pub engines: DeclaredEngines,
     /// Static addresses of uplinks: all of each.
     pub uplink_macs: Vec<UplinkMacs>,
 }

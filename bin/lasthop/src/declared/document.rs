@@ -1,6 +1,6 @@
 //! The form of the declarative file.
 
-use super::{Declared, UplinkMacs, lists, mirrors, sets};
+use super::{Declared, UplinkMacs, engines, lists, mirrors, sets};
 use crate::run::{FileOwner, PortArg, SavedUplink, check_uplink, meant_device};
 use lasthop_policy::acl::Scope;
 use lasthop_policy::{PortSettings, SETTINGS, STATIC_MAC, check_new_name};
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use toml::{Table, Value};
 
 /// Tables that a file may have.
-const TABLES: &str = "[port.NAME], [uplink.NAME], [mirror.NAME], [set.NAME], [guests] and [uplinks]";
+const TABLES: &str = "[port.NAME], [uplink.NAME], [mirror.NAME], [set.NAME], [engines], [guests] and [uplinks]";
 /// What a port's table may have beside settings.
 const OF_PORTS: &[&str] = &["socket", "device", "client", "owner", "driver", "queues", "nice", "spare", "acl", "rules"];
 const OF_UPLINKS: &[&str] = &["device", "driver", "queues", "nice", "gro", "spare", "vlans"];
@@ -47,6 +47,10 @@ pub(super) fn read(text: &str, dir: &Path) -> Result<Declared, String> {
                     let of = Fields::new(table, format!("[set.{name}]"), sets::OF_SETS, &[])?;
                     declared.sets.push(sets::set(name, of)?);
                 }
+            }
+            "engines" => {
+                let Value::Table(table) = value else { return Err("engines is no table; write [engines]".into()) };
+                declared.engines = engines::engines(Fields::new(table, "[engines]".into(), engines::OF_ENGINES, &[])?)?;
             }
             "guests" | "uplinks" => {
                 let scope = if name == "guests" { Scope::Guests } else { Scope::Uplinks };

@@ -90,6 +90,14 @@ impl Supervisor {
                 self.begin_upgrade(Wanted { request, programs, messages, processes, all, attempt });
                 return;
             }
+            ControlToSupervisor::EngineChange { request, change, attempt } => {
+                self.change_engines(request, change, attempt);
+                return;
+            }
+            ControlToSupervisor::EngineList { request } => {
+                self.tell_engines(request);
+                return;
+            }
             ControlToSupervisor::PortSet { request, name, settings } => (request, self.set_port(&name, &settings)),
             ControlToSupervisor::PortRename { request, name, to } => (request, self.rename_port(&name, &to)),
             ControlToSupervisor::PortDel { request, name } => match self.delete_device_port(request, &name) {
