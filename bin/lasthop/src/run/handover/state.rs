@@ -202,10 +202,9 @@ impl Supervisor {
         supervisor.control.resume(state.control, &supervisor.epoll, taker)?;
         supervisor.sessions.resume(state.sessions, &supervisor.epoll, taker)?;
         if let Some(links) = &mut supervisor.links {
-            links.resume_away(BTreeSet::new());
-            drop(state.away);
+            links.resume_away(state.away);
         }
-        drop(state.weights);
+        supervisor.weights = state.weights;
         for port in state.ports {
             let at = (&supervisor.epoll, &supervisor.presence, port_token(port.config.id));
             let port = Port::resumed(port, at, taker)?;
@@ -224,7 +223,7 @@ impl Supervisor {
         supervisor.port_threads = state.port_threads;
         supervisor.control_level = state.control_level;
         if supervisor.cgroup_accounting.is_some() {
-            supervisor.cgroup_accounting = state.cgroup_accounting.map(|_| CgroupAccounting::new());
+            supervisor.cgroup_accounting = state.cgroup_accounting.map(CgroupAccounting::resumed);
         }
         // What became of sockets' files meanwhile nobody has reported.
         supervisor.presence.ask();
