@@ -116,7 +116,13 @@ fn ports_work_for_their_vms_under_another_program() {
     assert!(works_there("a"), "{}", lasthop.log());
     let mut b = connect(1, "b");
     a.greet(&mut b, 1);
-    becomes(&lasthop, &release(dir.path(), "two"));
+    let two = release(dir.path(), "two");
+    becomes(&lasthop, &two);
+    // Threads of another switch work for the VMs of connections that there were before.
+    group.joined(|| {
+        lasthop.command(&["upgrade", "--only", "switch", "--all", "--programs", two.to_str().unwrap()]);
+        wait_for("the new threads to be in the group", PATIENCE, || works_there("a") && works_there("b"));
+    });
     a.greet_when_back(&mut b, 2);
     // The connections that it has taken over end, and the threads leave the group.
     drop((a, b));

@@ -95,7 +95,11 @@ fn a_priority_holds_under_another_program() {
     let [a, b] = &mut rivals.senders;
     a.greet(&mut sink, 1);
     b.greet(&mut sink, 2);
-    rivals.lasthop.command(&["port", "set", "a", "--priority", "1"]);
+    let set = |rivals: &Rivals, port: &str, option: &str, value: &str| {
+        rivals.lasthop.command(&["port", "set", port, option, value]);
+    };
+    set(&rivals, "a", "--priority", "2");
+    set(&rivals, "b", "--priority", "1");
     let mut share = |rivals: &mut Rivals, what: &str, wanted: std::ops::Range<f64>| {
         let mut shares = Vec::new();
         while shares.last().is_none_or(|share: &f64| !wanted.contains(share)) {
@@ -109,13 +113,16 @@ fn a_priority_holds_under_another_program() {
         }
     };
     let above = 0.85..1.01;
-    share(&mut rivals, "before", above.clone());
     becomes(&rivals.lasthop, &release(rivals.dir.path(), "one"));
-    rivals.lasthop.command(&["port", "set", "a", "--rate-from", "100G"]);
+    set(&rivals, "a", "--rate-from", "100G");
     share(&mut rivals, "under another program", above);
-    // Both have the weight that they had without priorities, although the other port is only told because this one's priority has gone.
-    rivals.lasthop.command(&["port", "set", "a", "--priority", "0"]);
-    share(&mut rivals, "without a priority", 0.4..0.6);
+    // From here on nobody comes before anybody else, and each has the share that its own weight says. Who was told of a larger one, for there was one below it, is
+    // told of that.
+    set(&rivals, "a", "--priority", "1");
+    becomes(&rivals.lasthop, &release(rivals.dir.path(), "two"));
+    set(&rivals, "sink", "--priority", "1");
+    set(&rivals, "a", "--weight", "300");
+    share(&mut rivals, "without others below", 0.65..0.85);
 }
 
 /// A network that takes 100 Mbit/s, behind an uplink. Its socket would take 8 MiB and then nothing for 0.15 s: with that, a sender's ring ran
