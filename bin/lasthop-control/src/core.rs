@@ -539,17 +539,6 @@ impl Core {
             | SupervisorToControl::Shutdown => self.counts.malformed += 1,
         }
     }
-
-    fn find(&self, name: &str) -> Option<PortId> {
-        let configured = self.configs.values().find(|c| c.name == name).map(|c| c.id);
-        let reported = || self.infos.values().find(|info| info.name == name && !self.configs.contains_key(&info.id));
-        configured.or_else(|| reported().map(|info| info.id))
-    }
-
-    fn name(&self, id: PortId) -> String {
-        let configured = self.configs.get(&id).map(|c| c.name.clone());
-        configured.or_else(|| self.infos.get(&id).map(|i| i.name.clone())).unwrap_or_else(|| format!("#{id}"))
-    }
 }
 
 /// Nobody waits any more when this fails.

@@ -28,6 +28,7 @@
 //! | `uplink/standby` | one that runs and is kept from the switch |
 //! | `uplink/carrier` | one whose interface is missing, down or without a carrier |
 //! | `uplink/taking` | one that answers, and takes nothing of what the switch has for it |
+//! | `uplink/queues` | which ports have queues of their own there |
 //! | `uplink/announcements` | when the stations behind one that took over are announced |
 //! | `handover` | this process becomes another program, which goes on with all of it |
 //! | `host_facts` | what the host does not let us have, and programs whose file was replaced |

@@ -16,6 +16,7 @@ mod carrier;
 mod claim;
 mod counted;
 mod handed;
+mod queues;
 mod renewed;
 mod standby;
 mod taking;
@@ -199,24 +200,6 @@ impl Uplink {
         let name = processes(&self.spec);
         self.driver.rename(&name);
         self.spare.iter_mut().chain(&mut self.idle).for_each(|spare| spare.rename(&name));
-    }
-
-    /// These ports, and no others, have queues of their own there.
-    pub fn keep_queues(&mut self, owners: Vec<QueueOwner>) {
-        if owners == self.owners {
-            return;
-        }
-        self.owners = owners;
-        if self.driver.is_ready() {
-            self.driver.send(SupervisorToUplink::Owners(self.owners.clone()), None);
-        }
-    }
-
-    /// Its process is ready, and knows of none yet.
-    fn tell_owners(&mut self) {
-        if !self.owners.is_empty() {
-            self.driver.send(SupervisorToUplink::Owners(self.owners.clone()), None);
-        }
     }
 
     /// Whether a process of it exists.
