@@ -1,6 +1,6 @@
 //! What has to change so that a running lasthop is as a file says.
 
-use super::minimums::MIN_RATE;
+use super::minimums::{MIN_RATE, value_of};
 use super::{Declared, DeclaredLists};
 use crate::run::{PACKET_PORT, PortArg, SavedUplink};
 use lasthop_api::{AclRule, AddressSet, Field, Port, Uplink};
@@ -202,7 +202,7 @@ impl<'a> Plan<'a> {
 
     fn set_port(&mut self, port: &'a PortArg, there: &Port) {
         let wanted = settings_of(port);
-        let is = |name: &str| there.settings.iter().find(|f| f.name == name).map_or("none", |f| f.value.as_str());
+        let is = |name: &str| value_of(&there.settings, name);
         let (mut changes, mut told) = (Vec::new(), Vec::new());
         for name in lasthop_policy::SETTINGS.iter().filter(|name| **name != MIN_RATE) {
             let value = wanted.iter().find(|(n, _)| n == name).map_or("none", |(_, value)| value.as_str());

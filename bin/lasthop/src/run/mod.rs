@@ -75,7 +75,6 @@ mod port;
 mod port_threads;
 mod ports;
 mod presence;
-
 mod probing;
 mod reload;
 mod renaming;
