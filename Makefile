@@ -26,20 +26,20 @@ test: setup programs check
 quick: check
 	$(CARGO) xtask test --quick
 
-## lasthop beside its peers; about 45 minutes on an idle machine, up to three times that where the CPUs are moved about.
+## lasthop beside its peers; about an hour and a half on an idle machine, up to three times that where the CPUs are moved about.
 bench: setup-bench build
 	target/release/lasthop-bench compare --out target/bench
 
-## The same with one round of everything; about 9 minutes.
+## The same with one round of everything; about 18 minutes.
 bench-quick: setup-bench build
 	target/release/lasthop-bench compare --quick --out target/bench
 
-## The papers' tables and figures as far as they can be taken here (docs/evidence.md); about an hour on an idle machine.
+## The papers' tables and figures as far as they can be taken here (docs/evidence.md); about an hour and a half on an idle machine.
 evidence: setup-bench build
 	target/release/lasthop-sim paper --out target/evidence/simulation
 	target/release/lasthop-bench compare --out target/evidence --scenario loop-64-split --scenario size-256-split --scenario size-512-split \
 		--scenario size-1024-split --scenario acl-1 --scenario acl-971 --scenario driven-971 --scenario ports-pairs --scenario pairs \
-		--scenario vifs --scenario vms --scenario uplink --scenario iommu --scenario grants
+		--scenario vifs --scenario vms --scenario uplink --scenario iommu --scenario grants --scenario snich --scenario card
 
 ## Each fuzz target for a minute; needs the nightly toolchain and cargo-fuzz.
 fuzz:

@@ -19,8 +19,12 @@ pub enum Contender {
     Ovs(Rules),
     /// DPDK's vhost library, which copies twice and does nothing else.
     DpdkVhost,
+    /// lasthop's switch as a device that polls, with a table of 1024 rules.
+    Device,
     /// The kernel's bridge with TAP devices.
     LinuxBridge,
+    /// The same behind vhost ports of DPDK's, as a driver domain has it; with nftables where there are rules.
+    BridgeTap,
     /// The kernel's bridge with nftables, between veth devices that send everything back.
     BridgeNft,
     /// The kernel's bridge alone, between veth devices that send everything back.
@@ -68,7 +72,7 @@ impl Change {
 
 impl Contender {
     /// All there are.
-    pub const ALL: [Self; 22] = [
+    pub const ALL: [Self; 24] = [
         Self::Lasthop,
         Self::Changed(Change::Poll),
         Self::Changed(Change::NoHelpers),
@@ -80,6 +84,7 @@ impl Contender {
         Self::Changed(Change::NoView),
         Self::Tap,
         Self::NoGro,
+        Self::Device,
         Self::Driven(Rules::Learning),
         Self::Driven(Rules::List),
         Self::Ovs(Rules::PortToPort),
@@ -89,6 +94,7 @@ impl Contender {
         Self::Ovs(Rules::List),
         Self::DpdkVhost,
         Self::LinuxBridge,
+        Self::BridgeTap,
         Self::BridgeNft,
         Self::BridgeAlone,
     ];
@@ -115,7 +121,9 @@ impl Contender {
             Self::Ovs(Rules::Policed) => "ovs-policed",
             Self::Ovs(Rules::List) => "ovs-list",
             Self::DpdkVhost => "dpdk-vhost",
+            Self::Device => "lasthop-device",
             Self::LinuxBridge => "linux-bridge",
+            Self::BridgeTap => "bridge-tap",
             Self::BridgeNft => "bridge-nft",
             Self::BridgeAlone => "bridge-alone",
         }
@@ -143,7 +151,9 @@ impl Contender {
             Self::Ovs(Rules::Policed) => "OVS-DPDK, learning, egress policers",
             Self::Ovs(Rules::List) => "OVS-DPDK, the same rules",
             Self::DpdkVhost => "DPDK vhost, no switch",
+            Self::Device => "lasthop, a device",
             Self::LinuxBridge => "Linux bridge + TAP",
+            Self::BridgeTap => "Linux bridge + TAP behind DPDK vhost",
             Self::BridgeNft => "Linux bridge + nftables, no guests",
             Self::BridgeAlone => "Linux bridge, no guests",
         }

@@ -34,6 +34,29 @@ pub const VMS: [Figure; 3] = [
     Figure { name: "TCP transactions", unit: "1/s", more_is_better: true },
     Figure { name: "ping", unit: "µs", more_is_better: false },
 ];
+const fn stream(name: &'static str) -> Figure {
+    Figure { name, unit: "Gbit/s", more_is_better: true }
+}
+
+const fn transactions(name: &'static str) -> Figure {
+    Figure { name, unit: "1/s", more_is_better: true }
+}
+
+/// By the lengths of `crate::guests::vms::PAYLOADS`: first streams, then transactions.
+pub const PAYLOADS: [Figure; 12] = [
+    stream("TCP stream, 64 B"),
+    stream("TCP stream, 256 B"),
+    stream("TCP stream, 1 KiB"),
+    stream("TCP stream, 4 KiB"),
+    stream("TCP stream, 16 KiB"),
+    stream("TCP stream, 64 KiB"),
+    transactions("TCP transactions, 64 B"),
+    transactions("TCP transactions, 256 B"),
+    transactions("TCP transactions, 1 KiB"),
+    transactions("TCP transactions, 4 KiB"),
+    transactions("TCP transactions, 16 KiB"),
+    transactions("TCP transactions, 64 KiB"),
+];
 /// Two VMs whose kernels share their memory in one way or another.
 pub const GRANTED: [Figure; 7] = [
     Figure { name: "TCP stream", unit: "Mbit/s", more_is_better: true },

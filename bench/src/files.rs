@@ -1,6 +1,7 @@
 //! What a run leaves on disk. Everything is made before the first file is touched, and each file is replaced as a whole: what
 //! lies there is of one run.
 
+use crate::paper;
 use crate::plot;
 use crate::results::Results;
 use lasthop_harness::stop::{Outcome, failed};
@@ -19,12 +20,18 @@ impl Files {
         self.0.push((file.to_owned(), text));
     }
 
-    /// `compare.json` in a directory, and a drawing of each scenario in which something was measured.
+    /// `compare.json` in a directory, a drawing of each scenario in which something was measured, and the papers' figures, as
+    /// drawings and in `papers.md`.
     pub fn add_results(&mut self, results: &Results, dir: &Path) -> Outcome<()> {
         for scenario in results.scenarios.iter().filter(|s| s.measured().next().is_some()) {
             let file = dir.join(format!("{}.svg", scenario.name));
             let text = plot::draw(scenario).map_err(|e| failed(format!("cannot draw {}: {e}", file.display())))?;
             self.add(&file, text);
+        }
+        let drawn = paper::drawings(results).map_err(|e| failed(format!("cannot draw a paper's figure: {e}")))?;
+        drawn.into_iter().for_each(|(name, text)| self.add(&dir.join(name), text));
+        if let Some(text) = paper::render(results) {
+            self.add(&dir.join("papers.md"), text);
         }
         let json = serde_json::to_string_pretty(results).map_err(failed)?;
         self.add(&dir.join("compare.json"), json + "\n");

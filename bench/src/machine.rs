@@ -3,7 +3,7 @@
 use crate::contender::Contender;
 use crate::guests::dpdk;
 use crate::guests::load::Setup;
-use crate::switch::{dpdk_vhost, ovs};
+use crate::switch::{bridge_tap, dpdk_vhost, ovs};
 use crate::work::Work;
 use lasthop_harness::Lasthop;
 use lasthop_harness::stop::{Outcome, pause};
@@ -128,7 +128,7 @@ pub fn missing_guests(work: Work) -> Option<String> {
         Work::Load(setup, _) => setup.outside.and_then(|_| ["ip", "ethtool"].into_iter().find_map(missing_program)),
         Work::Isolation(what) => missing_cpus(what.cpus()),
         Work::Memory | Work::Attack(..) => None,
-        Work::Vms | Work::Granted(_) | Work::Idle => missing_program("qemu-system-x86_64"),
+        Work::Vms | Work::Payloads | Work::Granted(_) | Work::Idle => missing_program("qemu-system-x86_64"),
         Work::Outside(_) => {
             ["qemu-system-x86_64", "iperf3", "ip", "ethtool"].into_iter().find_map(missing_program).or_else(|| {
                 let program = lasthop_harness::try_guest_program();
@@ -148,7 +148,7 @@ pub fn missing(contender: Contender, work: Work) -> Option<String> {
         _ => false,
     };
     match contender {
-        Contender::Lasthop | Contender::Tap | Contender::NoGro | Contender::Changed(_) => (list
+        Contender::Lasthop | Contender::Tap | Contender::NoGro | Contender::Changed(_) | Contender::Device => (list
             && !Lasthop::knows("acl"))
         .then(|| "this lasthop has no access lists (there is no command `lasthop acl`)".into()),
         Contender::Driven(_) => {
@@ -158,6 +158,14 @@ pub fn missing(contender: Contender, work: Work) -> Option<String> {
             ["dpdk-testpmd", "cc"].into_iter().find_map(missing_program).or_else(|| missing_pages(dpdk_vhost::MIB))
         }
         Contender::DpdkVhost => missing_program("dpdk-testpmd").or_else(|| missing_pages(guests + dpdk_vhost::MIB)),
+        Contender::BridgeTap => {
+            let programs = ["dpdk-testpmd", "ip"].into_iter().chain(list.then_some("nft"));
+            let missing = programs.into_iter().find_map(missing_program).or_else(missing_devices);
+            let guests = if let Work::Load(setup, _) = work { setup.ports } else { 0 };
+            let many = (guests > bridge_tap::MOST)
+                .then(|| format!("DPDK has no more than {} ports, two a guest", 2 * bridge_tap::MOST));
+            missing.or(many).or_else(|| missing_pages(bridge_tap::MIB))
+        }
         Contender::BridgeNft => ["ip", "nft"].into_iter().find_map(missing_program).or_else(missing_devices),
         Contender::BridgeAlone => ["ip", "bridge"].into_iter().find_map(missing_program).or_else(missing_devices),
         Contender::LinuxBridge => ["ip", "unshare"].into_iter().find_map(missing_program).or_else(missing_devices),

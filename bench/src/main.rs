@@ -9,6 +9,7 @@ mod figure;
 mod files;
 mod guests;
 mod machine;
+mod paper;
 mod pipelines;
 mod plot;
 mod record;
@@ -142,6 +143,9 @@ fn compare(arguments: &Compare) -> Outcome<bool> {
     let Run { results, stopped } = compare::run(&plan);
     if !stopped && let Some(targets) = target::render(&results) {
         println!("targets\n\n{targets}");
+    }
+    if let Some(papers) = paper::render(&results) {
+        println!("the papers' figures\n\n{papers}");
     }
     let mut files = Files::default();
     if let Some(dir) = &arguments.out {

@@ -1,17 +1,19 @@
 //! What is compared: each scenario's guests, its contenders, and the figures it yields.
 
+mod device;
 mod grants;
 mod interfaces;
 mod isolation;
 mod tables;
+mod vms;
 
 use crate::acl::{Kind, MASKS};
 use crate::contender::{Change, Contender};
 use crate::cpus::Cpus;
 use crate::distance::Track;
 use crate::figure::{
-    ATTACK, COST, FLOWS, Figure, GRANTED, IDLE, ISOLATION, LEFT, LOOP, MEMORY, OUTSIDE, PLAYED, Shown, THROUGH, TIMES,
-    VMS,
+    ATTACK, COST, FLOWS, Figure, GRANTED, IDLE, ISOLATION, LEFT, LOOP, MEMORY, OUTSIDE, PAYLOADS, PLAYED, Shown,
+    THROUGH, TIMES, VMS,
 };
 use crate::guests::attack;
 use crate::guests::bridge;
@@ -19,7 +21,7 @@ use crate::guests::dpdk::{Frames, Guests, Ring};
 use crate::guests::granted::{self, Sharing};
 use crate::guests::isolation as beside;
 use crate::guests::load::{Act, Setup, Stage, Yields, memory_per_port};
-use crate::guests::outside::Outside;
+use crate::guests::outside::{Outside, Place};
 use crate::guests::vms::Pair;
 use crate::round::Round;
 use crate::switch::dpdk_vhost::DpdkVhost;
@@ -192,7 +194,7 @@ const ONE_NEW_FLOW: Act = Act { window: Some(1), ..NEW_FLOWS };
 const RULES: Setup = Setup { rules: 1000, ..Setup::PLAIN };
 
 /// Those that are not in a file of their own, those of a group together.
-static OTHERS: [Scenario; 100] = [
+static OTHERS: [Scenario; 97] = [
     dpdk("loop-64-split", "two DPDK guests, 64-byte frames, split rings", Ring::Split, Frames::Size(64)),
     dpdk("loop-64-packed", "two DPDK guests, 64-byte frames, packed rings", Ring::Packed, Frames::Size(64)),
     dpdk("loop-1472-split", "two DPDK guests, 1472-byte frames, split rings", Ring::Split, Frames::Size(1472)),
@@ -358,19 +360,6 @@ static OTHERS: [Scenario; 100] = [
             Work::Load(Setup::PLAIN, ONE_NEW_FLOW),
         ),
     ),
-    scenario("vms", "two Linux VMs (QEMU), virtio-net with TSO", &[OURS, BRIDGE, FLOW], Work::Vms),
-    scenario(
-        "uplink-xdp",
-        "a Linux VM (QEMU) and the network outside, AF_XDP",
-        &[OURS, Contender::NoGro, FLOW, BRIDGE],
-        Work::Outside(Device::Xdp),
-    ),
-    scenario(
-        "uplink-packet",
-        "a Linux VM (QEMU) and the network outside, AF_PACKET",
-        &[OURS, Contender::Tap, FLOW, BRIDGE],
-        Work::Outside(Device::Packet),
-    ),
     outside("outside-xdp-64", "64-byte frames to the network and back, AF_XDP", Device::Xdp, "64"),
     outside("outside-xdp-1514", "1514-byte frames to the network and back, AF_XDP", Device::Xdp, "1514"),
     outside("outside-packet-64", "64-byte frames to the network and back, AF_PACKET", Device::Packet, "64"),
@@ -418,7 +407,15 @@ static OTHERS: [Scenario; 100] = [
 
 /// All there are, those of a group together.
 pub fn all() -> impl Iterator<Item = &'static Scenario> {
-    OTHERS.iter().chain(&tables::ALL).chain(&grants::ALL).chain(&interfaces::ALL).chain(&isolation::ALL)
+    OTHERS
+        .iter()
+        .chain(&vms::ALL)
+        .chain(&tables::ALL)
+        .chain(&grants::ALL)
+        .chain(&device::ALL)
+        .chain(&interfaces::ALL)
+        .chain(&interfaces::TO_OUTSIDE)
+        .chain(&isolation::ALL)
 }
 
 /// What `--scenario` takes: names, and of each group what its names begin with.
@@ -450,6 +447,7 @@ impl Scenario {
         match self.work {
             Work::Loop(..) => &LOOP,
             Work::Vms => &VMS,
+            Work::Payloads => &PAYLOADS,
             Work::Granted(_) => &GRANTED,
             Work::Idle => &IDLE,
             Work::Memory => &MEMORY,
@@ -503,15 +501,16 @@ impl Scenario {
             Work::Isolation(what) => return beside::measure(contender, cpus, what, seconds as f64),
             Work::Memory => memory_per_port(contender, cpus, 2, 34),
             Work::Vms => Pair::boot(contender, cpus)?.traffic(seconds),
+            Work::Payloads => Pair::boot(contender, cpus)?.payloads(seconds),
             Work::Granted(sharing) => granted::measure(contender, cpus, sharing, seconds),
             Work::Idle => Pair::boot(contender, cpus)?.idle(),
-            Work::Outside(device) => {
+            Work::Outside(place) => {
                 let device = match contender {
                     Contender::Tap => Device::Tap,
                     Contender::NoGro => Device::XdpNoGro,
-                    _ => device,
+                    _ => place.device,
                 };
-                Outside::start(contender, cpus, device)?.traffic(seconds)
+                Outside::start(contender, cpus, Place { device, ..place })?.traffic(seconds)
             }
         };
         // Here guests and switch share both CPUs, or nothing is timed.

@@ -4,7 +4,7 @@ use crate::guests::dpdk::{Frames, Ring};
 use crate::guests::granted::Sharing;
 use crate::guests::isolation::Isolation;
 use crate::guests::load::{Act, Setup};
-use crate::switch::uplink::Device;
+use crate::guests::outside::Place;
 use lasthop_loadgen::Attack;
 
 /// What the guests are and do.
@@ -18,12 +18,14 @@ pub enum Work {
     Memory,
     /// VMs talk TCP and ping.
     Vms,
+    /// VMs talk TCP, by lengths of payloads.
+    Payloads,
     /// VMs talk TCP and ping, and share their memory in this way.
     Granted(Sharing),
     /// VMs do nothing.
     Idle,
-    /// A VM and a network outside.
-    Outside(Device),
+    /// VMs and a network outside.
+    Outside(Place),
     /// Guests of our own, and others that do their worst, behind so many access rules.
     Attack(Attack, usize),
     /// A guest of our own with a modest load, alone and beside greedy ones.

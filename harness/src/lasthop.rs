@@ -190,9 +190,13 @@ impl Lasthop {
 
     /// Runs `lasthop` with these words against this instance, whatever its exit code.
     pub fn try_command(&self, words: &[&str]) -> Output {
-        let out =
-            Command::new(binary("lasthop")).args(words).arg("--run-dir").arg(self.dir.path().join("run")).output();
-        out.expect("lasthop starts")
+        self.try_command_of(None, words)
+    }
+
+    /// The same, against the device of this name where there is one.
+    pub fn try_command_of(&self, device: Option<&str>, words: &[&str]) -> Output {
+        let dir = device.map_or_else(|| self.run_dir(), |name| self.run_dir().join("devices").join(name));
+        Command::new(binary("lasthop")).args(words).arg("--run-dir").arg(dir).output().expect("lasthop starts")
     }
 
     /// The same; panics unless it exits with 0.

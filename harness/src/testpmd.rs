@@ -1,7 +1,7 @@
 //! DPDK's testpmd at its prompt: guests of tests and of benchmarks, and the peer that does nothing but copy.
 
 use crate::stop::{Failure, Outcome, failed, until};
-use crate::{last_lines, scratch, spawn};
+use crate::{Netns, last_lines, scratch, spawn};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Stdio};
@@ -29,8 +29,25 @@ impl Testpmd {
         Self::start_preloaded(None, lcores, mib, devices, eal, options)
     }
 
+    /// The same in a network namespace, where its own devices and those of the kernel that it uses are.
+    pub fn start_in(netns: &Netns, lcores: &str, mib: u32, devices: &[String], options: &[&str]) -> Outcome<Self> {
+        Self::start_anywhere(Some(netns), None, lcores, mib, devices, &[], options)
+    }
+
     /// The same with a shared library loaded before all others.
     pub fn start_preloaded(
+        preload: Option<&Path>,
+        lcores: &str,
+        mib: u32,
+        devices: &[String],
+        eal: &[&str],
+        options: &[&str],
+    ) -> Outcome<Self> {
+        Self::start_anywhere(None, preload, lcores, mib, devices, eal, options)
+    }
+
+    fn start_anywhere(
+        netns: Option<&Netns>,
         preload: Option<&Path>,
         lcores: &str,
         mib: u32,
@@ -43,7 +60,10 @@ impl Testpmd {
         let out = std::fs::File::create(&log).map_err(failed)?;
         let err = out.try_clone().map_err(failed)?;
         // Unbuffered, so that what follows a prompt belongs to the next command.
-        let mut child = spawn::spawn("KILL", "stdbuf", |c| {
+        let mut child = spawn::spawn("KILL", if netns.is_some() { "ip" } else { "stdbuf" }, |c| {
+            if let Some(netns) = netns {
+                c.args(["netns", "exec", netns.name(), "stdbuf"]);
+            }
             c.args(["-o0", "dpdk-testpmd", "--lcores", lcores, "--no-pci", "--in-memory", "--single-file-segments"]);
             c.args(["--no-telemetry", "-m", &mib.to_string()]).args(eal).arg("--file-prefix");
             c.arg(dir.path().file_name().unwrap_or_default());

@@ -18,6 +18,7 @@ use crate::cpus::Cpus;
 use crate::distance::Track;
 use crate::guests::load::Yields;
 use crate::round::Round;
+use crate::switch::bridge_tap::filter;
 use lasthop_harness::Netns;
 use lasthop_harness::stop::{Outcome, failed, pause};
 use lasthop_harness::xdp::{attach, pass};
@@ -68,17 +69,7 @@ impl Circle {
             }
         }
         if let Some(list) = list {
-            let text = list.nftables();
-            let dir = lasthop_harness::scratch();
-            let file = dir.path().join("list");
-            std::fs::write(&file, &text).map_err(failed)?;
-            if text.starts_with("table ip ") {
-                site.shell("echo 1 >/proc/sys/net/bridge/bridge-nf-call-iptables");
-            }
-            let out = site.output(&format!("nft -f {}", file.display()));
-            if !out.status.success() {
-                return Err(failed(format!("nft: {}", String::from_utf8_lossy(&out.stderr).trim())));
-            }
+            filter(&site, list)?;
         }
         for pair in 0..ports / 2 {
             let ([one, other], near) = (addresses(pair), 2 * pair);

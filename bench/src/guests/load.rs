@@ -7,6 +7,7 @@ use crate::distance::Track;
 use crate::guests::reflector::Reflector;
 use crate::machine;
 use crate::round::Round;
+use crate::switch::bridge_tap::BridgeTap;
 use crate::switch::dpdk_vhost::DpdkVhost;
 use crate::switch::driven::Driven;
 use crate::switch::lasthop::Ours;
@@ -159,7 +160,6 @@ impl Stage {
     pub fn set(contender: Contender, cpus: Cpus, setup: Setup) -> Outcome<Self> {
         let dir = scratch();
         let ports: Vec<Port> = (0..setup.ports).map(|i| Port::connect(&format!("p{i}"), dir.path())).collect();
-        let sockets: Vec<_> = ports.iter().map(|p| &*p.socket).collect();
         let list = setup.list();
         let outside = setup.outside.map(|device| Reflector::new(device == Device::Xdp)).transpose()?;
         // Its receive aggregation is what differs, and nothing of the switch.
@@ -168,56 +168,12 @@ impl Stage {
         let translated = setup.grants.is_some();
         let extras =
             Extras { large: setup.large, queues: setup.queues, list: list.as_ref(), uplink, translated, police: &[] };
-        let listen = |p: &Port| Socket { path: p.socket.clone(), listen: true };
-        let pattern = match setup {
-            Setup { round: true, .. } => Pattern::Loop,
-            Setup { outside: Some(_), .. } => Pattern::Reflect,
-            _ => Pattern::BothWays,
-        };
-        let mut settings = Settings::new(ports.iter().map(listen).collect(), pattern);
-        settings.packed = setup.packed;
-        settings.queues = setup.queues;
-        settings.notify = if setup.sleep { Notify::Sleep } else { Notify::Poll };
         let (guests, switch) = if setup.spread { spread(machine::cpus(), setup.ports / 2, cpus) } else { cpus.each() };
-        settings.cpus = guests.clone();
-        settings.check = if setup.round { Check::Count } else { Check::Order };
-        settings.sizes = Sizes::of(1514);
-        (settings.grants, settings.heap) = (setup.grants, setup.heap);
-        if setup.short {
-            settings.ring_size = 256;
-        }
-        if setup.large {
-            (settings.ring_size, settings.rx_buffer) = (256, 4096);
-            settings.sizes = "gso".parse().map_err(failed)?;
-        }
-        if setup.ports > 4 && !setup.spread && !setup.short {
-            // Many ports are for counting memory.
-            settings.ring_size = 64;
-        }
+        let settings = settings(setup, &ports, guests)?;
         // Before the switch tries to connect for the first time.
         let listening = lasthop_loadgen::listen(&settings)?;
-        let switch: Box<dyn Switch> = match contender {
-            Contender::Lasthop | Contender::NoGro => {
-                let list = switch.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
-                let start = || Ours::start(&ports, &list, extras, None);
-                Box::new(if uplink.is_some() || setup.spread { start_on(&switch, start)? } else { start()? })
-            }
-            Contender::Changed(change) => {
-                Box::new(Ours::start(&ports, &cpus.switch.to_string(), extras, Some(change))?)
-            }
-            Contender::Driven(rules) => Box::new(Driven::start(&ports, cpus.switch, rules, extras)?),
-            Contender::Ovs(rules) => {
-                // Its main thread is who serves an interface without a polling thread.
-                let main = if uplink.is_some() { cpus.switch } else { cpus.guests };
-                let start = || Ovs::start(main, &switch, &sockets, rules, extras);
-                let all: Vec<usize> = guests.iter().chain(&switch).copied().collect();
-                Box::new(if setup.spread { start_on(&all, start)? } else { start()? })
-            }
-            Contender::DpdkVhost => Box::new(DpdkVhost::start(cpus.guests, cpus.switch, &sockets, extras)?),
-            Contender::LinuxBridge | Contender::BridgeNft | Contender::BridgeAlone | Contender::Tap => {
-                return Err(failed("has no such ports"));
-            }
-        };
+        let places = Places { cpus, guests: &settings.cpus, switch: &switch, spread: setup.spread };
+        let switch = start(contender, places, &ports, extras)?;
         let session = Session::connect(&settings, &listening, &check)?;
         let crowd = if setup.crowd { vec![cpus.guests, cpus.switch] } else { Vec::new() };
         // There is no one distance between many.
@@ -290,6 +246,75 @@ impl Stage {
     pub fn memory_kib(&self) -> f64 {
         self.switch.memory_kib() as f64
     }
+}
+
+/// The guests of a setup, before it is known what they do.
+fn settings(setup: Setup, ports: &[Port], guests: Vec<usize>) -> Outcome<Settings> {
+    let listen = |p: &Port| Socket { path: p.socket.clone(), listen: true };
+    let pattern = match setup {
+        Setup { round: true, .. } => Pattern::Loop,
+        Setup { outside: Some(_), .. } => Pattern::Reflect,
+        Setup { ports, .. } if !ports.is_multiple_of(2) => Pattern::Incast,
+        _ => Pattern::BothWays,
+    };
+    let mut settings = Settings::new(ports.iter().map(listen).collect(), pattern);
+    settings.packed = setup.packed;
+    settings.queues = setup.queues;
+    settings.notify = if setup.sleep { Notify::Sleep } else { Notify::Poll };
+    settings.cpus = guests;
+    settings.check = if setup.round { Check::Count } else { Check::Order };
+    settings.sizes = Sizes::of(1514);
+    (settings.grants, settings.heap) = (setup.grants, setup.heap);
+    if setup.short {
+        settings.ring_size = 256;
+    }
+    if setup.large {
+        (settings.ring_size, settings.rx_buffer) = (256, 4096);
+        settings.sizes = "gso".parse().map_err(failed)?;
+    }
+    if setup.ports > 4 && !setup.spread && !setup.short {
+        // Many ports are for counting memory.
+        settings.ring_size = 64;
+    }
+    Ok(settings)
+}
+
+/// Who is on which CPUs.
+#[derive(Clone, Copy)]
+struct Places<'a> {
+    cpus: Cpus,
+    guests: &'a [usize],
+    switch: &'a [usize],
+    /// There may be more of them than two.
+    spread: bool,
+}
+
+/// Starts the switch, which connects to guests that listen.
+fn start(contender: Contender, places: Places<'_>, ports: &[Port], extras: Extras<'_>) -> Outcome<Box<dyn Switch>> {
+    let Places { cpus, guests, switch, spread } = places;
+    let sockets: Vec<_> = ports.iter().map(|p| &*p.socket).collect();
+    Ok(match contender {
+        Contender::Lasthop | Contender::NoGro => {
+            let list = switch.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+            let start = || Ours::start(ports, &list, extras, None);
+            Box::new(if extras.uplink.is_some() || spread { start_on(switch, start)? } else { start()? })
+        }
+        Contender::Changed(change) => Box::new(Ours::start(ports, &cpus.switch.to_string(), extras, Some(change))?),
+        Contender::Device => Box::new(Ours::device(ports, cpus.switch, extras)?),
+        Contender::Driven(rules) => Box::new(Driven::start(ports, cpus.switch, rules, extras)?),
+        Contender::Ovs(rules) => {
+            // Its main thread is who serves an interface without a polling thread.
+            let main = if extras.uplink.is_some() { cpus.switch } else { cpus.guests };
+            let start = || Ovs::start(main, switch, &sockets, rules, extras);
+            let all: Vec<usize> = guests.iter().chain(switch).copied().collect();
+            Box::new(if spread { start_on(&all, start)? } else { start()? })
+        }
+        Contender::DpdkVhost => Box::new(DpdkVhost::start(cpus.guests, cpus.switch, &sockets, extras)?),
+        Contender::BridgeTap => Box::new(BridgeTap::start(cpus.guests, cpus.switch, &sockets, extras)?),
+        Contender::LinuxBridge | Contender::BridgeNft | Contender::BridgeAlone | Contender::Tap => {
+            return Err(failed("has no such ports"));
+        }
+    })
 }
 
 /// A CPU for each of so many pairs of guests, and those for the switch: all others of the first 64. With two CPUs they are as

@@ -6,6 +6,7 @@
 //! ```
 
 use super::outside::join;
+use crate::switch::uplink::Device;
 use lasthop_harness::Netns;
 use lasthop_harness::stop::Outcome;
 use lasthop_harness::xdp::{attach, pass};
@@ -24,7 +25,8 @@ impl Reflector {
     /// Makes the pair. If `taken`, the switch will have an XDP program of its own on its end.
     pub fn new(taken: bool) -> Outcome<Self> {
         let (site, far) = (Netns::new(), Netns::new());
-        join(&site, &far, true);
+        // Like a wire, whatever the switch does with its end.
+        join(&site, &far, Device::Xdp);
         let mut attached = vec![attach(&far, "net1", reflect)?];
         if !taken {
             // A veth takes what its peer's XDP program sends only while it has one itself.

@@ -10,6 +10,9 @@ use lasthop_harness::{Bridge, Nic, Port, Vm, VmConfig, scratch};
 use serde_json::Value;
 use std::time::{Duration, Instant};
 
+/// Bytes of a payload, those of the thesis' figures 4.9 and 4.10.
+pub const PAYLOADS: [u32; 6] = [64, 256, 1024, 4096, 16384, 65536];
+
 /// How long the idle guests are watched.
 const IDLE: Duration = Duration::from_secs(5);
 
@@ -43,14 +46,7 @@ impl Pair {
                 let started = bridge.insert(Bridge::start(2));
                 [1, 2].map(|n| started.nic(n))
             }
-            Contender::Driven(_)
-            | Contender::DpdkVhost
-            | Contender::Tap
-            | Contender::NoGro
-            | Contender::BridgeNft
-            | Contender::BridgeAlone => {
-                return Err(failed("no switch that VMs could use"));
-            }
+            _ => return Err(failed("no switch that VMs could use")),
         };
         check()?;
         let [a, b] = nics;
@@ -69,11 +65,27 @@ impl Pair {
         let ping = mean_us(&self.ask(0, &format!("ping -c 50 -i 0.02 -q {address} || true"), 20)?);
         let text = self.ask(0, &format!("lasthop-guest tcp-transactions {address}:7000 {seconds}"), seconds + 20)?;
         let rate = per_second(&text).ok_or_else(|| failed(format!("no count in {text:?}")))?;
-        let text = self.ask(0, &format!("iperf3 -J -c {address} -t {seconds}"), seconds + 20)?;
-        let json: Value = serde_json::from_str(&text).map_err(|e| failed(format!("iperf3: {e}: {text:?}")))?;
-        let bits = json["end"]["sum_received"]["bits_per_second"].as_f64();
-        let bits = bits.ok_or_else(|| failed(format!("iperf3: {}", json["error"])))?;
-        Ok(vec![Some(bits / 1e9), Some(rate), ping])
+        let stream = received(&self.ask(0, &format!("iperf3 -J -c {address} -t {seconds}"), seconds + 20)?)?;
+        Ok(vec![Some(stream), Some(rate), ping])
+    }
+
+    /// By [`PAYLOADS`], Gbit/s of one TCP connection that is written to in pieces of that length, then TCP transactions a second of
+    /// requests of that length.
+    pub fn payloads(&self, seconds: u64) -> Outcome<Vec<Option<f64>>> {
+        let address = self.vms[1].config.nics[0].ip4();
+        self.vms[1].background("iperf3 -s");
+        self.vms[1].serve();
+        self.ask(1, "until netstat -ltn | grep -q :5201; do usleep 50000; done", 10)?;
+        let (mut streams, mut transactions) = (Vec::new(), Vec::new());
+        for bytes in PAYLOADS {
+            // As netperf does it: small pieces are not gathered to larger packets by waiting for answers.
+            let command = format!("iperf3 -J -N -c {address} -t {seconds} -l {bytes}");
+            streams.push(Some(received(&self.ask(0, &command, seconds + 20)?)?));
+            let command = format!("lasthop-guest tcp-transactions {address}:7000 {seconds} {bytes}");
+            let text = self.ask(0, &command, seconds + 20)?;
+            transactions.push(Some(per_second(&text).ok_or_else(|| failed(format!("no count in {text:?}")))?));
+        }
+        Ok(streams.into_iter().chain(transactions).collect())
     }
 
     /// Processor time of the switch while nobody says anything, in percent of one CPU, and how often its threads wake up,
@@ -96,6 +108,13 @@ impl Pair {
     fn ask(&self, vm: usize, command: &str, seconds: u64) -> Outcome<String> {
         ask(&self.vms[vm], command, seconds)
     }
+}
+
+/// Gbit/s that came, of what iperf3 says.
+fn received(text: &str) -> Outcome<f64> {
+    let json: Value = serde_json::from_str(text).map_err(|e| failed(format!("iperf3: {e}: {text:?}")))?;
+    let bits = json["end"]["sum_received"]["bits_per_second"].as_f64();
+    Ok(bits.ok_or_else(|| failed(format!("iperf3: {}", json["error"])))? / 1e9)
 }
 
 /// Runs a command in a VM, for at most so many seconds.

@@ -1,13 +1,20 @@
 //! Many virtual interfaces at once: H. Raj and K. Schwan, *High Performance and Scalable I/O Virtualization via Self-Virtualized Devices*,
 //! figures 3 (round trip) and 5 (aggregate throughput).
+//!
+//! There a guest talks to one of another machine, and a driver domain with a bridge is what the card is compared with. So guests here talk to
+//! a world outside that sends everything back, one by itself too; the driver domain is testpmd between vhost ports and TAP devices. Without a
+//! world outside, guests talk in pairs.
 
 use super::{BRIDGE_ALONE, LEARN, OURS, POLL, Scenario, scenario};
+use crate::contender::Contender;
 use crate::guests::load::{Act, Setup, Yields};
+use crate::switch::uplink::Device;
 use crate::work::Work;
 use lasthop_loadgen::Pattern;
 
 /// A switch that polls tells what of a round trip is waking up, and waiting for a core that others want.
-const CONTENDERS: &[crate::contender::Contender] = &[OURS, POLL, LEARN, BRIDGE_ALONE];
+const CONTENDERS: &[Contender] = &[OURS, POLL, LEARN, Contender::BridgeTap, BRIDGE_ALONE];
+const OUTSIDE: &[Contender] = &[OURS, LEARN, Contender::BridgeTap];
 
 const fn setup(ports: usize) -> Setup {
     Setup { ports, short: true, ..Setup::PLAIN }
@@ -23,6 +30,59 @@ const fn time(name: &'static str, title: &'static str, ports: usize) -> Scenario
 const fn speed(name: &'static str, title: &'static str, ports: usize) -> Scenario {
     scenario(name, title, CONTENDERS, Work::Load(setup(ports), Act { window: Some(64), ..Act::PLAIN }))
 }
+
+const fn outside(ports: usize) -> Setup {
+    Setup { outside: Some(Device::Packet), ..setup(ports) }
+}
+
+/// Each guest has one packet on its way, to the world outside and back.
+const fn outside_time(name: &'static str, title: &'static str, ports: usize) -> Scenario {
+    let act = Act { pattern: Pattern::Reflect, window: Some(1), yields: Yields::Times, ..Act::PLAIN };
+    scenario(name, title, OUTSIDE, Work::Load(outside(ports), act))
+}
+
+/// All guests together have 256 packets on their way: as many as a veth's queue has places.
+const fn outside_speed(name: &'static str, title: &'static str, ports: usize) -> Scenario {
+    let window = Some(256 / ports as u32);
+    let act = Act { pattern: Pattern::Reflect, sizes: "1514", window, yields: Yields::Outside, ..Act::PLAIN };
+    scenario(name, title, OUTSIDE, Work::Load(outside(ports), act))
+}
+
+/// The same, and a network outside.
+pub(super) static TO_OUTSIDE: [Scenario; 12] = [
+    outside_time("vifs-out-1-time", "one interface, one 64-byte packet on its way to the network and back", 1),
+    outside_speed("vifs-out-1", "one interface, 1514-byte frames to the network and back", 1),
+    outside_time(
+        "vifs-out-2-time",
+        "two interfaces, each has one 64-byte packet on its way to the network and back",
+        2,
+    ),
+    outside_speed("vifs-out-2", "two interfaces, 1514-byte frames to the network and back", 2),
+    outside_time(
+        "vifs-out-4-time",
+        "four interfaces, each has one 64-byte packet on its way to the network and back",
+        4,
+    ),
+    outside_speed("vifs-out-4", "four interfaces, 1514-byte frames to the network and back", 4),
+    outside_time(
+        "vifs-out-8-time",
+        "eight interfaces, each has one 64-byte packet on its way to the network and back",
+        8,
+    ),
+    outside_speed("vifs-out-8", "eight interfaces, 1514-byte frames to the network and back", 8),
+    outside_time(
+        "vifs-out-16-time",
+        "16 interfaces, each has one 64-byte packet on its way to the network and back",
+        16,
+    ),
+    outside_speed("vifs-out-16", "16 interfaces, 1514-byte frames to the network and back", 16),
+    outside_time(
+        "vifs-out-32-time",
+        "32 interfaces, each has one 64-byte packet on its way to the network and back",
+        32,
+    ),
+    outside_speed("vifs-out-32", "32 interfaces, 1514-byte frames to the network and back", 32),
+];
 
 /// By number of interfaces.
 pub(super) static ALL: [Scenario; 10] = [

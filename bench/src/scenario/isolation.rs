@@ -19,25 +19,20 @@ const FRAME_WEIGHTS: &[Greed] = &[Greed { weight: 300, ..LARGE }, FRAME];
 const KICKS: &[Greed] = &[Greed { kicks: true, ..Greed::PLAIN }];
 const FLOWS: &[Greed] = &[Greed { flows: 100, ..Greed::PLAIN }, Greed::PLAIN];
 
+/// One thread plays all guests, on one CPU.
+const TOGETHER: bool = false;
+/// Each guest is on a CPU of its own, so that each always has something to send.
+const APART: bool = true;
+
 const fn beside(
     name: &'static str,
     title: &'static str,
     contenders: &'static [Contender],
     kinds: &'static [Greed],
     greedy: usize,
+    apart: bool,
 ) -> Scenario {
-    scenario(name, title, contenders, Work::Isolation(Isolation { kinds, greedy, apart: false }))
-}
-
-/// The same with each guest on a CPU of its own, so that each always has something to send.
-const fn apart(
-    name: &'static str,
-    title: &'static str,
-    contenders: &'static [Contender],
-    kinds: &'static [Greed],
-    greedy: usize,
-) -> Scenario {
-    scenario(name, title, contenders, Work::Isolation(Isolation { kinds, greedy, apart: true }))
+    scenario(name, title, contenders, Work::Isolation(Isolation { kinds, greedy, apart }))
 }
 
 /// By what the greedy guests do.
@@ -48,6 +43,7 @@ pub(super) static ALL: [Scenario; 16] = [
         ALL_EQUAL,
         BYTES,
         2,
+        TOGETHER,
     ),
     beside(
         "isolation-bytes-2-weights",
@@ -55,6 +51,7 @@ pub(super) static ALL: [Scenario; 16] = [
         WEIGHED,
         WEIGHTS,
         2,
+        TOGETHER,
     ),
     beside(
         "isolation-bytes-2-frames",
@@ -62,6 +59,7 @@ pub(super) static ALL: [Scenario; 16] = [
         ALL_EQUAL,
         FRAMES,
         2,
+        TOGETHER,
     ),
     beside(
         "isolation-bytes-2-frames-weights",
@@ -69,6 +67,7 @@ pub(super) static ALL: [Scenario; 16] = [
         WEIGHED,
         FRAME_WEIGHTS,
         2,
+        TOGETHER,
     ),
     beside(
         "isolation-bytes-8",
@@ -76,6 +75,7 @@ pub(super) static ALL: [Scenario; 16] = [
         ALL_EQUAL,
         BYTES,
         7,
+        TOGETHER,
     ),
     beside(
         "isolation-bytes-8-frames",
@@ -83,15 +83,17 @@ pub(super) static ALL: [Scenario; 16] = [
         ALL_EQUAL,
         FRAMES,
         7,
+        TOGETHER,
     ),
-    beside("isolation-kicks-2", "a guest that kicks in a storm, and a modest guest", UNPOLICED, KICKS, 1),
-    beside("isolation-kicks-8", "seven guests that kick in a storm, and a modest guest", UNPOLICED, KICKS, 7),
+    beside("isolation-kicks-2", "a guest that kicks in a storm, and a modest guest", UNPOLICED, KICKS, 1, TOGETHER),
+    beside("isolation-kicks-8", "seven guests that kick in a storm, and a modest guest", UNPOLICED, KICKS, 7, TOGETHER),
     beside(
         "isolation-flows-2",
         "100 flows against one, 64-byte frames, flat out, and a modest guest",
         ALL_EQUAL,
         FLOWS,
         2,
+        TOGETHER,
     ),
     beside(
         "isolation-flows-8",
@@ -99,35 +101,54 @@ pub(super) static ALL: [Scenario; 16] = [
         ALL_EQUAL,
         FLOWS,
         7,
+        TOGETHER,
     ),
-    apart("isolation-apart-bytes-2", "64 KiB packets against 64-byte frames, each guest on a CPU", ALL_EQUAL, BYTES, 2),
-    apart(
+    beside(
+        "isolation-apart-bytes-2",
+        "64 KiB packets against 64-byte frames, each guest on a CPU",
+        ALL_EQUAL,
+        BYTES,
+        2,
+        APART,
+    ),
+    beside(
         "isolation-apart-bytes-2-weights",
         "64 KiB packets against 64-byte frames, weights 3 : 1, each guest on a CPU",
         WEIGHED,
         WEIGHTS,
         2,
+        APART,
     ),
-    apart(
+    beside(
         "isolation-apart-bytes-8-frames",
         "four guests with 64 KiB packets, three with 1514-byte frames, each guest on a CPU",
         ALL_EQUAL,
         FRAMES,
         7,
+        APART,
     ),
-    apart(
+    beside(
         "isolation-apart-bytes-8-frames-weights",
         "four guests with 64 KiB packets, three with 1514-byte frames, weights 3 : 1, each guest on a CPU",
         WEIGHED,
         FRAME_WEIGHTS,
         7,
+        APART,
     ),
-    apart("isolation-apart-kicks-8", "seven guests that kick in a storm, each guest on a CPU", UNPOLICED, KICKS, 7),
-    apart(
+    beside(
+        "isolation-apart-kicks-8",
+        "seven guests that kick in a storm, each guest on a CPU",
+        UNPOLICED,
+        KICKS,
+        7,
+        APART,
+    ),
+    beside(
         "isolation-apart-flows-8",
         "four guests with 100 flows, three with one, each guest on a CPU",
         ALL_EQUAL,
         FLOWS,
         7,
+        APART,
     ),
 ];

@@ -112,7 +112,7 @@ impl Switch for DpdkVhost {
 }
 
 /// Of the last summary: `CPU cycles/packet=C (total cycles=…) at M MHz Clock`.
-fn ns_per_packet(text: &str) -> Option<f64> {
+pub(super) fn ns_per_packet(text: &str) -> Option<f64> {
     let line = text.lines().rfind(|l| l.contains("CPU cycles/packet="))?;
     let mhz = number_after(line, " at ")?;
     Some(number_after(line, "CPU cycles/packet=")? * 1000.0 / mhz)

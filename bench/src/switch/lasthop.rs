@@ -1,14 +1,21 @@
 //! lasthop, as people start it.
 
 use super::{Extras, Spent, Switch};
+use crate::acl::List;
 use crate::contender::Change;
 use lasthop_harness::stop::{Outcome, failed};
 use lasthop_harness::{Lasthop, Netns, Port, proc};
+use serde_json::Value;
 use std::process::Command;
+
+/// Of the one device there is.
+const DEVICE: &str = "nic0";
 
 /// A running lasthop.
 pub struct Ours {
     lasthop: Lasthop,
+    /// The device that has the ports, if the host's own switch has not.
+    device: Option<&'static str>,
     /// Its processes when the measurement began.
     measured: Vec<u32>,
     cpu_before: u64,
@@ -25,18 +32,45 @@ impl Ours {
         arguments.extend(changed.iter().map(String::as_str));
         arguments.extend(extras.uplink.iter().flat_map(|u| ["--uplink", u.device.uplink()]));
         let lasthop = Lasthop::start_in(extras.uplink.map(|u| u.netns), ports, &arguments);
-        if let Some(list) = extras.list {
-            let file = tempfile::NamedTempFile::new().map_err(failed)?;
-            let (text, format) = list.lasthop();
-            std::fs::write(&file, text).map_err(failed)?;
-            let path = file.path().display().to_string();
-            let out = lasthop.try_command(&["acl", "load", &path, "--format", format]);
-            if !out.status.success() {
-                return Err(failed(format!("lasthop acl load: {}", String::from_utf8_lossy(&out.stderr).trim())));
-            }
-        }
         bind(lasthop.control(), cpus)?;
-        Ok(Self { lasthop, measured: Vec::new(), cpu_before: 0, busy_before: 0, idle_before: 0 })
+        let ours = Self::new(lasthop, None);
+        extras.list.map_or(Ok(()), |list| ours.load(list))?;
+        Ok(ours)
+    }
+
+    /// A device that polls on one CPU, with all ports; no cable to the host's own switch, which has nothing to do.
+    pub fn device(ports: &[Port], cpu: usize, extras: Extras<'_>) -> Outcome<Self> {
+        let cpus = cpu.to_string();
+        let device = format!("{DEVICE},engines={cpus},cable=off");
+        let of_device = |p: &Port| format!("{}={},client,device={DEVICE}", p.name, p.socket.display());
+        let ports: Vec<String> = ports.iter().map(of_device).collect();
+        let mut arguments = vec!["--cpus", &cpus, "--device", &device];
+        arguments.extend(ports.iter().flat_map(|port| ["--port", port]));
+        let lasthop = Lasthop::start_with(&[], &arguments);
+        let data_plane = lasthop.child("lasthop-device");
+        for pid in lasthop.pids().into_iter().filter(|pid| *pid != data_plane) {
+            bind(pid, &cpus)?;
+        }
+        let ours = Self::new(lasthop, Some(DEVICE));
+        extras.list.map_or(Ok(()), |list| ours.load(list))?;
+        Ok(ours)
+    }
+
+    fn new(lasthop: Lasthop, device: Option<&'static str>) -> Self {
+        Self { lasthop, device, measured: Vec::new(), cpu_before: 0, busy_before: 0, idle_before: 0 }
+    }
+
+    /// Gives whoever has the ports an access list.
+    fn load(&self, list: &List) -> Outcome<()> {
+        let file = tempfile::NamedTempFile::new().map_err(failed)?;
+        let (text, format) = list.lasthop();
+        std::fs::write(&file, text).map_err(failed)?;
+        let path = file.path().display().to_string();
+        let out = self.lasthop.try_command_of(self.device, &["acl", "load", &path, "--format", format]);
+        if !out.status.success() {
+            return Err(failed(format!("lasthop acl load: {}", String::from_utf8_lossy(&out.stderr).trim())));
+        }
+        Ok(())
     }
 
     /// One that Open vSwitch drives, on these CPUs.
@@ -45,7 +79,7 @@ impl Ours {
         for pid in lasthop.pids().into_iter().filter(|pid| *pid != lasthop.switch()) {
             bind(pid, cpus)?;
         }
-        Ok(Self { lasthop, measured: Vec::new(), cpu_before: 0, busy_before: 0, idle_before: 0 })
+        Ok(Self::new(lasthop, None))
     }
 
     /// What runs.
@@ -61,7 +95,7 @@ impl Ours {
 
     /// Processor time of its helpers, which are in the idle class.
     fn idle_ns(&self) -> u64 {
-        let Ok(tasks) = std::fs::read_dir(format!("/proc/{}/task", self.lasthop.switch())) else { return 0 };
+        let Ok(tasks) = std::fs::read_dir(format!("/proc/{}/task", self.forwarder())) else { return 0 };
         let time = |task: std::fs::DirEntry| {
             let read = |file: &str| std::fs::read_to_string(task.path().join(file)).ok();
             let helper = read("comm")?.starts_with("helper-");
@@ -71,17 +105,19 @@ impl Ours {
     }
 
     /// Time in which its workers had packets, as it counts that itself.
-    fn busy_ns(&self) -> u64 {
-        let stats = self.lasthop.json(&["stats"]);
+    fn busy_ns(&self) -> Outcome<u64> {
+        let out = self.lasthop.try_command_of(self.device, &["stats", "--json"]);
+        let stats: Value = serde_json::from_slice(&out.stdout)
+            .map_err(|e| failed(format!("lasthop stats: {e}: {}", String::from_utf8_lossy(&out.stderr).trim())))?;
         let ports = stats["ports"].as_array().into_iter().flatten();
-        ports.filter_map(|port| port["from_guest"]["busy_ns"].as_u64()).sum()
+        Ok(ports.filter_map(|port| port["from_guest"]["busy_ns"].as_u64()).sum())
     }
 }
 
 impl Switch for Ours {
     fn begin(&mut self) -> Outcome<()> {
         // The question costs processor time too: it is asked outside of what is measured.
-        self.busy_before = self.busy_ns();
+        self.busy_before = self.busy_ns()?;
         self.measured = self.lasthop.pids();
         self.idle_before = self.idle_ns();
         self.cpu_before = self.cpu_ns();
@@ -91,7 +127,7 @@ impl Switch for Ours {
     fn spent(&mut self, _packets: f64) -> Outcome<Spent> {
         let cpu_ns = self.cpu_ns().saturating_sub(self.cpu_before) as f64;
         let idle_ns = self.idle_ns().saturating_sub(self.idle_before) as f64;
-        let busy_ns = self.busy_ns().saturating_sub(self.busy_before) as f64;
+        let busy_ns = self.busy_ns()?.saturating_sub(self.busy_before) as f64;
         // A clock goes on while others have the CPU.
         Ok(Spent { cpu_ns, busy_ns: busy_ns.min(cpu_ns), idle_ns })
     }
@@ -111,7 +147,7 @@ impl Switch for Ours {
     }
 
     fn forwarder(&self) -> u32 {
-        self.lasthop.switch()
+        self.device.map_or_else(|| self.lasthop.switch(), |_| self.lasthop.child("lasthop-device"))
     }
 
     fn uplink(&self) -> Option<u32> {

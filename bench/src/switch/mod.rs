@@ -1,5 +1,6 @@
 //! The switches under comparison, started on sockets to which they connect.
 
+pub mod bridge_tap;
 pub mod dpdk_vhost;
 pub mod driven;
 pub mod lasthop;

@@ -11,17 +11,36 @@ pub enum Device {
     XdpNoGro,
     /// A packet socket. Packets of up to 64 KiB cross the pair.
     Packet,
+    /// The same, but the interface has packets cut before it takes them; it takes checksums that are still to be made, and packets in pieces.
+    PacketInFrames,
+    /// The same, but the interface takes only what is finished and in one piece.
+    PacketFinished,
     /// A TAP device on a bridge with the pair's end. Packets of up to 64 KiB cross it.
     Tap,
 }
 
 impl Device {
+    /// Whether packets of up to 64 KiB are handed to the interface.
+    pub fn is_large(self) -> bool {
+        matches!(self, Self::Packet | Self::PacketInFrames | Self::PacketFinished)
+    }
+
+    /// What `ethtool -K` is told of the interface on the switch's side, if anything.
+    pub fn offloads(self) -> &'static str {
+        match self {
+            Self::Xdp | Self::XdpNoGro => "tso off gro on",
+            Self::PacketInFrames => "tso off",
+            Self::PacketFinished => "tx off sg off tso off",
+            Self::Packet | Self::Tap => "",
+        }
+    }
+
     /// What lasthop is told.
     pub fn uplink(self) -> &'static str {
         match self {
             Self::Xdp => "up=net0,af_xdp",
             Self::XdpNoGro => "up=net0,af_xdp,gro=off",
-            Self::Packet => "up=net0,af_packet",
+            Self::Packet | Self::PacketInFrames | Self::PacketFinished => "up=net0,af_packet",
             Self::Tap => "up=lh0,tap",
         }
     }

@@ -18,7 +18,7 @@ lasthop-guest agent DEVICE                                run the host's command
 lasthop-guest tcp-serve PORT                              answer tcp-check and take tcp-push, for ever
 lasthop-guest tcp-check ADDR:PORT MAX STRIDE              messages of 1..=MAX bytes there and back, compared
 lasthop-guest tcp-push ADDR:PORT SECONDS                  one stream with known content; the server checks it
-lasthop-guest tcp-transactions ADDR:PORT SECONDS          one byte there and back, one at a time; how many
+lasthop-guest tcp-transactions ADDR:PORT SECONDS [BYTES]  one byte, or so many, there and back, one at a time; how many
 lasthop-guest udp-serve PORT                              echo datagrams after checking them, for ever
 lasthop-guest udp-check ADDR:PORT MAX STRIDE              datagrams of 16..=MAX bytes there and back, compared
 lasthop-guest udp-late ADDR:PORT SECONDS WAIT             one datagram that the server answers so late; waits for that
@@ -36,7 +36,10 @@ fn main() -> ExitCode {
         ["tcp-serve", port] => number(port).and_then(tcp::serve),
         ["tcp-check", to, max, stride] => number(max).and_then(|max| tcp::check(to, max, number(stride)?)),
         ["tcp-push", to, seconds] => number(seconds).and_then(|s| tcp::push(to, s)),
-        ["tcp-transactions", to, seconds] => number(seconds).and_then(|s| tcp::transactions(to, s)),
+        ["tcp-transactions", to, seconds] => number(seconds).and_then(|s| tcp::transactions(to, s, 1)),
+        ["tcp-transactions", to, seconds, bytes] => {
+            number(seconds).and_then(|s| tcp::transactions(to, s, number(bytes)?))
+        }
         ["udp-serve", port] => number(port).and_then(udp::serve),
         ["udp-check", to, max, stride] => number(max).and_then(|max| udp::check(to, max, number(stride)?)),
         ["udp-late", to, seconds, wait] => number(seconds).and_then(|s| udp::late(to, s, number(wait)?)),

@@ -115,12 +115,13 @@ pub fn push(to: &str, seconds: u64) -> Outcome {
     }
 }
 
-/// One-byte requests, each sent when the answer to the last has come, for some seconds: `COUNT in MICROSECONDS us`.
-pub fn transactions(to: &str, seconds: u64) -> Outcome {
+/// Requests of so many bytes, each sent when the answer to the last has come, which is 8 longer, for some seconds: `COUNT in MICROSECONDS us`.
+pub fn transactions(to: &str, seconds: u64, bytes: usize) -> Outcome {
     let mut s = connect(to)?;
     write(&mut s, b"C")?;
-    let request = [&1u32.to_be_bytes()[..], &[0; 8], b"?"].concat();
-    let expected = [&hash(b"?").to_be_bytes()[..], b"?"].concat();
+    let body = vec![b'?'; bytes];
+    let request = [&(bytes as u32).to_be_bytes()[..], &[0; 8], &body].concat();
+    let expected = [&hash(&body).to_be_bytes()[..], &body].concat();
     let mut answer = vec![0; expected.len()];
     let (start, mut count) = (Instant::now(), 0);
     while start.elapsed() < Duration::from_secs(seconds) {
@@ -168,7 +169,7 @@ mod tests {
         });
         assert!(check(&to, 3000, 500).unwrap().starts_with("ok "));
         assert!(push(&to, 0).unwrap().starts_with("ok "));
-        assert!(transactions(&to, 0).unwrap().starts_with("0 in "));
-        assert!(!transactions(&to, 1).unwrap().starts_with("0 in "));
+        assert!(transactions(&to, 0, 1).unwrap().starts_with("0 in "));
+        assert!(!transactions(&to, 1, 4096).unwrap().starts_with("0 in "));
     }
 }

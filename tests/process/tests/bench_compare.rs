@@ -171,6 +171,26 @@ fn frames_go_round_through_a_bridge_and_a_list_costs_it_something() {
     assert!(rate("acl-971") < rate("acl-1") && rate("acl-971") < rate("stateful-971"), "{all:?}");
 }
 
+/// Behind rules, too: 692-byte frames, one way; the network outside, and back.
+#[test]
+fn a_device_and_a_bridge_behind_vhost_ports_take_part_in_the_papers_figures() {
+    let dir = scratch();
+    for (who, scenarios) in [
+        ("lasthop-device", &["snich-650", "snich-rules-650"][..]),
+        ("bridge-tap", &["snich-650", "snich-rules-650", "vifs-out-2"]),
+    ] {
+        let all = played(dir.path(), who, scenarios);
+        assert_eq!(all.len(), scenarios.len(), "{all:?}");
+        assert!(all.iter().all(|(_, best)| best.iter().all(|v| *v > 0.0)), "{who}: {all:?}");
+        let frame = |best: &[f64]| best[1] * 1e3 / best[0] / 8.0;
+        assert!((frame(&all[0].1) / 692.0 - 1.0).abs() < 1e-6, "{all:?}");
+        let text = fs::read_to_string(dir.path().join("out/papers.md")).unwrap();
+        assert!(text.contains("PhD figure 5.3") && text.contains("971 rules against none, packets"), "{text}");
+        let drawn = fs::read_to_string(dir.path().join("out/snich-5.3.svg")).unwrap();
+        assert!(drawn.starts_with("<svg") && drawn.contains("sNICh above Open vSwitch"), "{drawn}");
+    }
+}
+
 #[test]
 fn a_peer_that_is_not_there_is_named_and_skipped() {
     let dir = scratch();

@@ -1,0 +1,303 @@
+//! Which figures of the papers, and what they say.
+
+use super::split::{BUSY, Split};
+use super::{Curve, Measured, Point, Quotient};
+
+const PACKETS: usize = 0;
+
+const fn at(x: u32, scenario: &'static str, figure: usize) -> Point {
+    Point { x, scenario, figure }
+}
+
+const fn of(scenario: &'static str, contender: &'static str, figure: usize) -> Measured {
+    Measured { scenario, contender, figure }
+}
+
+const SNICH: &[Point] = &[
+    at(250, "snich-250", PACKETS),
+    at(450, "snich-450", PACKETS),
+    at(650, "snich-650", PACKETS),
+    at(850, "snich-850", PACKETS),
+    at(1050, "snich-1050", PACKETS),
+];
+const SNICH_RULES: &[Point] = &[
+    at(250, "snich-rules-250", PACKETS),
+    at(450, "snich-rules-450", PACKETS),
+    at(650, "snich-rules-650", PACKETS),
+    at(850, "snich-rules-850", PACKETS),
+    at(1050, "snich-rules-1050", PACKETS),
+];
+const SNICH_TWO: &[Point] =
+    &[at(250, "snich-two-250", PACKETS), at(650, "snich-two-650", PACKETS), at(1050, "snich-two-1050", PACKETS)];
+const LENGTHS: &[(f64, &str)] =
+    &[(292.0, "snich-250"), (492.0, "snich-450"), (692.0, "snich-650"), (892.0, "snich-850"), (1092.0, "snich-1050")];
+const RULES_LENGTHS: &[(f64, &str)] = &[
+    (292.0, "snich-rules-250"),
+    (492.0, "snich-rules-450"),
+    (692.0, "snich-rules-650"),
+    (892.0, "snich-rules-850"),
+    (1092.0, "snich-rules-1050"),
+];
+
+// Of `figure::TIMES` and `figure::THROUGH`.
+const P50: usize = 1;
+const BYTES: usize = 1;
+
+const OUT_TIMES: &[Point] = &[
+    at(1, "vifs-out-1-time", P50),
+    at(2, "vifs-out-2-time", P50),
+    at(4, "vifs-out-4-time", P50),
+    at(8, "vifs-out-8-time", P50),
+    at(16, "vifs-out-16-time", P50),
+    at(32, "vifs-out-32-time", P50),
+];
+const OUT_BYTES: &[Point] = &[
+    at(1, "vifs-out-1", BYTES),
+    at(2, "vifs-out-2", BYTES),
+    at(4, "vifs-out-4", BYTES),
+    at(8, "vifs-out-8", BYTES),
+    at(16, "vifs-out-16", BYTES),
+    at(32, "vifs-out-32", BYTES),
+];
+const PAIR_RATES: &[Point] = &[
+    at(2, "vifs-2-time", PACKETS),
+    at(4, "vifs-4-time", PACKETS),
+    at(8, "vifs-8-time", PACKETS),
+    at(16, "vifs-16-time", PACKETS),
+    at(32, "vifs-32-time", PACKETS),
+];
+const PAIR_PACKETS: &[Point] = &[
+    at(2, "vifs-2", PACKETS),
+    at(4, "vifs-4", PACKETS),
+    at(8, "vifs-8", PACKETS),
+    at(16, "vifs-16", PACKETS),
+    at(32, "vifs-32", PACKETS),
+];
+const STREAMS: &[Point] = &[
+    at(64, "vms-payload", 0),
+    at(256, "vms-payload", 1),
+    at(1024, "vms-payload", 2),
+    at(4096, "vms-payload", 3),
+    at(16384, "vms-payload", 4),
+    at(65536, "vms-payload", 5),
+];
+const TRANSACTIONS: &[Point] = &[
+    at(64, "vms-payload", 6),
+    at(256, "vms-payload", 7),
+    at(1024, "vms-payload", 8),
+    at(4096, "vms-payload", 9),
+    at(16384, "vms-payload", 10),
+    at(65536, "vms-payload", 11),
+];
+
+pub(super) static CURVES: [Curve; 9] = [
+    Curve {
+        name: "thesis-4.9",
+        title: "PhD figure 4.9: TCP between a pair of VMs, by payload",
+        x: "bytes of payload",
+        y: "Gbit/s",
+        doubling: true,
+        points: STREAMS,
+        paper: "of 4 to 64 KiB 56 % above Xen and 61 % above KVM with vhost-net; below that the sender is the limit",
+    },
+    Curve {
+        name: "thesis-4.10",
+        title: "PhD figure 4.10: TCP transactions between a pair of VMs, by payload",
+        x: "bytes of payload",
+        y: "1/s",
+        doubling: true,
+        points: TRANSACTIONS,
+        paper: "106 % above Xen and 212 % above KVM with vhost-net, at all sizes",
+    },
+    Curve {
+        name: "interfaces-3",
+        title: "SV figure 3: round trips to the network by number of interfaces, median",
+        x: "interfaces",
+        y: "µs",
+        doubling: true,
+        points: OUT_TIMES,
+        paper: "the card's round trip is about half of that through a driver domain, but at 32",
+    },
+    Curve {
+        name: "interfaces-3-pairs",
+        title: "SV figure 3, between pairs of guests: round trips a second by number of interfaces",
+        x: "interfaces",
+        y: "1000/s",
+        doubling: true,
+        points: PAIR_RATES,
+        paper: "to the network only",
+    },
+    Curve {
+        name: "interfaces-5",
+        title: "SV figure 5: throughput to the network and back, all interfaces together",
+        x: "interfaces",
+        y: "Gbit/s",
+        doubling: true,
+        points: OUT_BYTES,
+        paper: "the card's is about twice that of a driver domain, at any number (+103 % at 8)",
+    },
+    Curve {
+        name: "interfaces-5-pairs",
+        title: "SV figure 5, between pairs of guests: 64-byte packets of all interfaces together",
+        x: "interfaces",
+        y: "Mpps",
+        doubling: true,
+        points: PAIR_PACKETS,
+        paper: "to the network only",
+    },
+    Curve {
+        name: "snich-5.3",
+        title: "PhD figure 5.3: packets by payload, no filter",
+        x: "bytes of UDP payload",
+        y: "Mpps",
+        doubling: false,
+        points: SNICH,
+        paper: "sNICh above Open vSwitch and Linux bridge at all sizes; these two are limited by the driver domain's CPU",
+    },
+    Curve {
+        name: "snich-5.5",
+        title: "PhD figure 5.5: packets by payload, 971 rules",
+        x: "bytes of UDP payload",
+        y: "Mpps",
+        doubling: false,
+        points: SNICH_RULES,
+        paper: "Linux bridge up to 29 % less than without rules; Open vSwitch and sNICh as without",
+    },
+    Curve {
+        name: "snich-5.7",
+        title: "PhD figure 5.7: packets by payload, 971 rules, two senders of 0.2 Mpps",
+        x: "bytes of UDP payload",
+        y: "Mpps",
+        doubling: false,
+        points: SNICH_TWO,
+        paper: "two senders: sNICh carries nearly twice of one's, Linux bridge and Open vSwitch do not",
+    },
+];
+
+pub(super) static SPLITS: [Split; 2] = [
+    Split {
+        name: "snich-5.4",
+        title: "PhD figure 5.4: a packet's cost at 650 bytes, no filter",
+        plain: LENGTHS,
+        listed: None,
+        at: 692.0,
+        paper: "Linux bridge 88 % neither switching nor copying; sNICh costs the host nothing",
+    },
+    Split {
+        name: "snich-5.6",
+        title: "PhD figure 5.6: a packet's cost at 650 bytes, 971 rules",
+        plain: LENGTHS,
+        listed: Some(RULES_LENGTHS),
+        at: 692.0,
+        paper: "Linux bridge 75 % filtering, Open vSwitch next to nothing; sNICh costs the host nothing",
+    },
+];
+
+/// The same contender behind rules and without.
+const fn ruled(what: &'static str, paper: &'static str, contender: &'static str) -> Quotient {
+    let (over, under) = (of("snich-rules-650", contender, PACKETS), of("snich-650", contender, PACKETS));
+    Quotient { figure: "PhD 5.5", what, paper, over, under }
+}
+
+/// A contender with two senders and with one.
+const fn doubled(what: &'static str, paper: &'static str, contender: &'static str) -> Quotient {
+    let (over, under) = (of("snich-two-650", contender, PACKETS), of("snich-one-650", contender, PACKETS));
+    Quotient { figure: "PhD 5.7", what, paper, over, under }
+}
+
+const fn costs(what: &'static str, contender: &'static str) -> Quotient {
+    let (over, under) = (of("snich-rules-650", contender, BUSY), of("snich-650", contender, BUSY));
+    Quotient { figure: "PhD 5.6", what, paper: "—", over, under }
+}
+
+/// Streams from a VM to the network, of two cards or interfaces.
+const fn sent(figure: &'static str, what: &'static str, paper: &'static str, over: &'static str) -> Quotient {
+    Quotient { figure, what, paper, over: of(over, "lasthop", 0), under: of("card-plain", "lasthop", 0) }
+}
+
+/// Streams from the network to a VM.
+const fn came(what: &'static str, over: &'static str) -> Quotient {
+    let (over, under) = (of(over, "lasthop", 1), of("card-plain", "lasthop", 1));
+    Quotient { figure: "Menon 4", what, paper: "—", over, under }
+}
+
+pub(super) static QUOTIENTS: [Quotient; 28] = [
+    sent("Menon 5", "card with checksums and scatter/gather against plain, transmitted", "—", "card-checksum"),
+    sent("Menon 5", "card with all offloads against plain, transmitted", "3.73", "card-whole"),
+    sent("Menon 5", "plain card, huge pages, against plain, transmitted", "1.02", "card-plain-huge"),
+    sent("Menon 3", "card with all offloads, huge pages, against plain, transmitted", "4.41", "card-whole-huge"),
+    sent(
+        "Menon 7",
+        "all offloads, an interface with checksums and scatter/gather, against plain card",
+        "2.68",
+        "card-nic-frames",
+    ),
+    sent("Menon 7", "all offloads, an interface without any, against plain card", "1.95", "card-nic-finished"),
+    came("card with checksums and scatter/gather against plain, received", "card-checksum"),
+    came("card with all offloads against plain, received", "card-whole"),
+    Quotient {
+        paper: "1.18",
+        ..came("card with all offloads, huge pages, against plain, received", "card-whole-huge")
+    },
+    Quotient {
+        figure: "PhD 4.17",
+        what: "two VMs against one, transmitted",
+        paper: "1 (line rate; Xen 0.87)",
+        over: of("uplink-two", "lasthop", 0),
+        under: of("uplink-packet", "lasthop", 0),
+    },
+    Quotient {
+        figure: "PhD 4.17",
+        what: "two VMs against one, received",
+        paper: "—",
+        over: of("uplink-two", "lasthop", 1),
+        under: of("uplink-packet", "lasthop", 1),
+    },
+    Quotient {
+        figure: "SV 3",
+        what: "lasthop against a driver domain, median round trip of one interface",
+        paper: "0.47",
+        over: of("vifs-out-1-time", "lasthop", P50),
+        under: of("vifs-out-1-time", "bridge-tap", P50),
+    },
+    Quotient {
+        figure: "SV 3",
+        what: "lasthop against a driver domain, median round trip of 8 interfaces",
+        paper: "0.47",
+        over: of("vifs-out-8-time", "lasthop", P50),
+        under: of("vifs-out-8-time", "bridge-tap", P50),
+    },
+    Quotient {
+        figure: "SV 5",
+        what: "lasthop against a driver domain, throughput of one interface",
+        paper: "1.77",
+        over: of("vifs-out-1", "lasthop", BYTES),
+        under: of("vifs-out-1", "bridge-tap", BYTES),
+    },
+    Quotient {
+        figure: "SV 5",
+        what: "lasthop against a driver domain, throughput of 8 interfaces",
+        paper: "2.03",
+        over: of("vifs-out-8", "lasthop", BYTES),
+        under: of("vifs-out-8", "bridge-tap", BYTES),
+    },
+    ruled("lasthop: 971 rules against none, packets", "1 (flow switches)", "lasthop"),
+    ruled("lasthop as a device: 971 rules against none, packets", "1 (sNICh)", "lasthop-device"),
+    ruled("OVS-DPDK: 971 rules against none, packets", "1 (flow switches)", "ovs-learning"),
+    ruled("Linux bridge: 971 rules against none, packets", "0.71 at least", "bridge-tap"),
+    costs("lasthop: 971 rules against none, cost", "lasthop"),
+    costs("lasthop as a device: 971 rules against none, cost", "lasthop-device"),
+    costs("OVS-DPDK: 971 rules against none, cost", "ovs-learning"),
+    costs("Linux bridge: 971 rules against none, cost", "bridge-tap"),
+    doubled("lasthop: two senders against one, packets", "nearly 2 (sNICh)", "lasthop"),
+    doubled("lasthop as a device: two senders against one, packets", "nearly 2 (sNICh)", "lasthop-device"),
+    doubled("OVS-DPDK: two senders against one, packets", "about 1 (Open vSwitch in a driver domain)", "ovs-learning"),
+    doubled("Linux bridge: two senders against one, packets", "about 1", "bridge-tap"),
+    Quotient {
+        figure: "PhD 5.3",
+        what: "lasthop as a device against Linux bridge, packets at 650 bytes",
+        paper: "above 1",
+        over: of("snich-650", "lasthop-device", PACKETS),
+        under: of("snich-650", "bridge-tap", PACKETS),
+    },
+];
