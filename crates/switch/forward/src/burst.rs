@@ -235,13 +235,13 @@ impl Forwarder {
         started.ahead = Ahead { done: self.plan.done >> taken, looked_at };
         // A limit is no bad luck: a sender that has nothing for others waits for it as long as it takes.
         let limited = self.plan.limited && started.ahead.done == 0;
-        let until_ns = if limited { self.waits_until(started, burst, left) } else { None };
+        let waits = if limited { self.waits_until(started, burst, left) } else { None };
         started.ring.look_again();
         started.sender_patience.translated = self.plan.translated;
         let (mut looked_at_before, mut blocked) = (burst.ahead.looked_at, None);
-        if until_ns.is_some() {
-            // Their wait begins anew, and is charged to nobody.
-            looked_at_before = 0;
+        if let Some((_, is_all)) = waits {
+            // Their wait begins anew, and is charged to nobody. With more behind them it is as for a receiver that has no buffers, whose limit ends it.
+            (looked_at_before, blocked) = if is_all { (0, None) } else { (looked_at_before, Some(self.receiver)) };
         } else if limited {
             // A sender that has something for others is charged at once for what it is blocked, as nothing goes to itself.
             blocked = Some(burst.port.id);
@@ -249,14 +249,14 @@ impl Forwarder {
             blocked = Some(self.receiver);
         }
         started.sender_patience.end(taken, looked_at_before, burst.now_ns, blocked);
-        until_ns
+        waits.map(|(until_ns, _)| until_ns)
     }
 
     /// When the packets of a ring are to be looked at that wait for a limited receiver, that of the last delivery. The first `left` are for
-    /// nobody else; `None` if one behind them is for another, or may be because there are more than are looked at. They are read for that
-    /// alone, and once more when it is their turn.
+    /// nobody else; `None` if one behind them is for another. With it whether those are all: a ring may have more than are looked at. They are
+    /// read for that alone, and once more when it is their turn.
     #[inline(never)]
-    fn waits_until(&mut self, started: &mut StartedQueue, burst: &Burst<'_, '_>, left: usize) -> Option<u64> {
+    fn waits_until(&mut self, started: &mut StartedQueue, burst: &Burst<'_, '_>, left: usize) -> Option<(u64, bool)> {
         let (memory, mut chains) = (started.memory.clone(), Chains::default());
         // A chain that breaks the ring does so in its turn.
         let _ = started.ring.pop(&memory, &mut chains, lasthop_virtqueue::MAX_CHAINS);
@@ -270,9 +270,10 @@ impl Forwarder {
             let decision = read.map(|()| current.decide(&mut self.cache, packet, &chains.pieces(chain), false));
             matches!(decision, Ok(Decision::To { port, .. }) if port == receiver.id)
         };
-        let others = chains.is_full() || !chains.list.iter().skip(left).all(&mut is_for_it);
+        let alone = chains.list.iter().skip(left).all(&mut is_for_it);
         let look_ns = burst.now_ns + LOOK_NS;
-        (!others).then(|| receiver.gets.until(burst.now_ns).map_or(look_ns, |until_ns| until_ns.min(look_ns)))
+        let until_ns = receiver.gets.until(burst.now_ns).map_or(look_ns, |until_ns| until_ns.min(look_ns));
+        alone.then(|| (until_ns, !chains.is_full()))
     }
 
     /// Decides about each packet and plans deliveries.

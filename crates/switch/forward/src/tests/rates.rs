@@ -163,6 +163,28 @@ fn who_has_nothing_for_others_waits_for_a_limited_receiver_without_looking_all_t
     }
 }
 
+/// What is behind the packets that are looked at nobody knows: it waits as long as for a receiver that has no buffers.
+#[test]
+fn a_full_ring_waits_for_a_limited_receiver_that_takes_a_burst_in_time() {
+    for (size, every_ms, waits) in [(256, 40, true), (1024, 40, true), (256, 60, false), (1024, 60, false)] {
+        let (datapath, mut forwarder, [mut a, mut b, _c]) = one_limited(size);
+        let mut came = 0;
+        for ms in 0..20 * every_ms {
+            while a.driver.unsent(0).unwrap() < usize::from(size) {
+                a.send(VnetHdr::default(), &frame(2));
+            }
+            // A burst, and nothing more until the next one.
+            b.port.gets.set(u64::from(ms % every_ms != 0), 0, 1);
+            b.port.gets.charge(1, 1_000_000, datapath.now_ns());
+            forwarder.carry(&a.port, 1, SECOND + ms * MS);
+            came += b.received().len();
+        }
+        let dropped = drops(&b, false, DropReason::Rate);
+        assert_eq!(dropped == 0, waits, "rings of {size}, {every_ms} ms: {dropped} dropped, {came} came");
+        assert_eq!(came, 20 * 64, "rings of {size}, {every_ms} ms");
+    }
+}
+
 /// What lies behind the window of a limited receiver is looked at, too: its flow is not known for good while packets that missed it wait.
 #[test]
 fn packets_that_wait_for_control_are_not_overtaken_behind_a_window_for_a_limited_receiver() {
