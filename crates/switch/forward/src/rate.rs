@@ -22,13 +22,16 @@ pub struct RateLimiter {
 }
 
 impl RateLimiter {
-    /// Bytes and packets a second (0: any number), and in nanoseconds what may be made up for. Holds from the next burst on.
+    /// Bytes and packets a second (0: any number), and in nanoseconds what may be made up for. Holds from the next burst on. Where the rate is the
+    /// one that it was, what was done stays paid for, and there is no further burst.
     pub fn set(&self, bytes: u64, packets: u64, burst_ns: u64) {
-        let each = |rate: u64| (1_000_000_000u64 << SHIFT).checked_div(rate).unwrap_or(0);
-        self.byte.store(each(bytes), Relaxed);
-        self.packet.store(each(packets), Relaxed);
+        let costs = [bytes, packets].map(|rate| (1_000_000_000u64 << SHIFT).checked_div(rate).unwrap_or(0));
         self.burst_ns.store(burst_ns, Relaxed);
-        self.paid_ns.store(0, Release);
+        if self.costs() != costs {
+            self.byte.store(costs[0], Relaxed);
+            self.packet.store(costs[1], Relaxed);
+            self.paid_ns.store(0, Release);
+        }
     }
 
     /// There is one.
@@ -184,6 +187,23 @@ mod tests {
             charges.store(u64::MAX / 2, Relaxed);
             assert!(most_owed < 100 * SECOND, "{} s", most_owed / SECOND);
         });
+    }
+
+    /// As when the shares of ports are told anew.
+    #[test]
+    fn who_is_told_the_same_rate_again_gets_no_further_burst() {
+        let limit = RateLimiter::default();
+        limit.set(12_500_000, 0, 10_000_000);
+        assert!(passed(&limit, 1500, SECOND, 1_000_000) >= 83, "what may be made up for");
+        limit.set(12_500_000, 0, 10_000_000);
+        let more = passed(&limit, 1500, SECOND + 1_000_000, 1_000_000);
+        assert!((8..=9).contains(&more), "{more} of 8.3 in the next millisecond");
+        // Less may be made up for from now on, and what was is not forgotten.
+        limit.set(12_500_000, 0, 1_000_000);
+        assert_eq!(passed(&limit, 1500, SECOND + 2_000_000, 1_000_000), 0);
+        limit.set(25_000_000, 0, 1_000_000);
+        let first = passed(&limit, 1500, SECOND + 3_000_000, 1_000_000);
+        assert!((32..=35).contains(&first), "{first}: another rate begins anew");
     }
 
     #[test]
