@@ -9,6 +9,8 @@
 //! | `host` | a host with lasthop and Open vSwitch, and two with a cable between them |
 //! | `fuse` | a file system whose files do not close |
 //! | `frames` | numbered frames whose whole content can be checked |
+//! | `exchange` | two guests that exchange frames while something is done to lasthop |
+//! | `release` | newly built programs, and `lasthop run` that becomes one |
 //! | `raw` | descriptors written by hand |
 //! | `bystanders` | two guests that exchange numbered frames and lose none |
 //! | `station` | raw frames on an interface outside |
@@ -19,6 +21,7 @@
 
 mod arena;
 mod bystanders;
+mod exchange;
 mod frames;
 mod fuse;
 mod guest;
@@ -26,11 +29,13 @@ mod host;
 mod pair;
 mod plug;
 pub mod raw;
+mod release;
 mod station;
 mod turned;
 
 pub use arena::{Arena, Attack};
 pub use bystanders::Bystanders;
+pub use exchange::under_load;
 pub use frames::{mac, number_of, numbered};
 pub use fuse::DeadMount;
 pub use guest::{Guest, Options, accept, connect};
@@ -38,6 +43,7 @@ pub use host::{Host, hosts};
 pub use lasthop_harness::{Lasthop, Netns, Port, binary, proc, scratch, spawn, vswitch, wait_for};
 pub use pair::Pair;
 pub use plug::Plug;
+pub use release::{becomes, children, release, script, stays, upgrade_run};
 pub use station::Station;
 pub use turned::{Turned, TurnedUplink};
 

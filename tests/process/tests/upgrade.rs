@@ -4,9 +4,8 @@
 #[allow(dead_code, reason = "the wire alone is used here")]
 mod outside;
 
-use lasthop_frame::VnetHdr;
 use lasthop_tests_process::{
-    Guest, Lasthop, Options, PATIENCE, Plug, Port, binary, mac, number_of, numbered, proc, raw, scratch, wait_for,
+    Guest, Lasthop, Options, PATIENCE, Plug, Port, binary, mac, numbered, proc, raw, scratch, under_load, wait_for,
 };
 use lasthop_vhostuser::ProtocolFeatures;
 use lasthop_virtqueue::driver::NetDriver;
@@ -16,11 +15,7 @@ use serde_json::Value;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::process::Output;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
-
-/// Sent and not received: fewer than the receiver has buffers, so none is dropped for want of one.
-const WINDOW: u32 = 100;
 
 /// A new release: the same programs in another directory.
 fn release(dir: &Path) {
@@ -65,63 +60,6 @@ fn refused(lasthop: &Lasthop, release: &Path) -> String {
         switches.map(|(pid, _)| pid).collect::<Vec<_>>() == [before]
     });
     String::from_utf8_lossy(&out.stderr).into_owned()
-}
-
-/// Sends numbered frames to the other, as many as its window lets it, and checks what comes from there: all, once, in order.
-fn exchange(guest: &mut Guest, other: u8, [mine, theirs]: [&AtomicU32; 2], stop: &AtomicBool) {
-    let (own, other) = (guest.mac, mac(other));
-    let mut sent = 0;
-    // The last thing that each sends is heard by the other: frames behind it are not expected.
-    while !stop.load(Ordering::Relaxed) {
-        while sent < theirs.load(Ordering::Relaxed) + WINDOW {
-            let len = 60 + (sent as usize * 71) % 1400;
-            if !guest.try_send(VnetHdr::default(), &numbered(own, other, sent + 1, len)) {
-                break;
-            }
-            sent += 1;
-        }
-        // Only one with an IOMMU is asked.
-        guest.grant(&guest.asked());
-        let mut wait = Duration::from_millis(2);
-        while let Some((_, frame)) = guest.recv_within(wait) {
-            wait = Duration::ZERO;
-            let Some(number) = number_of(&frame) else { continue };
-            let next = mine.load(Ordering::Relaxed) + 1;
-            assert_eq!(number, next, "at {own}: lost, twice or out of order");
-            mine.store(next, Ordering::Relaxed);
-        }
-    }
-}
-
-/// Sets it when dropped: threads end when the test fails.
-struct Stop<'a>(&'a AtomicBool);
-
-impl Drop for Stop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
-/// Two guests exchange frames while `job` is done; `flows` waits until more have come both ways.
-fn under_load(a: &mut Guest, b: &mut Guest, job: impl FnOnce(&dyn Fn())) {
-    let (stop, got) = (AtomicBool::new(false), [AtomicU32::new(0), AtomicU32::new(0)]);
-    // What an exchange before has left.
-    a.drain();
-    b.drain();
-    std::thread::scope(|scope| {
-        let _stop = Stop(&stop);
-        let one = scope.spawn(|| exchange(a, 2, [&got[0], &got[1]], &stop));
-        let two = scope.spawn(|| exchange(b, 1, [&got[1], &got[0]], &stop));
-        let flows = || {
-            let before = [0, 1].map(|i| got[i].load(Ordering::Relaxed));
-            wait_for("frames to flow", PATIENCE, || {
-                assert!(!one.is_finished() && !two.is_finished(), "see above");
-                [0, 1].iter().all(|i| got[*i].load(Ordering::Relaxed) > before[*i] + 2 * WINDOW)
-            });
-        };
-        flows();
-        job(&flows);
-    });
 }
 
 fn traffic_goes_on(client: bool, options: Options) {

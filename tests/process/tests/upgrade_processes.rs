@@ -84,28 +84,75 @@ fn times_replaced(lasthop: &Lasthop) -> u64 {
     stats["switch"]["replaced"].as_array().unwrap().iter().map(|of| of["times"].as_u64().unwrap()).sum()
 }
 
-/// Two guests that know each other, and a port nobody is at.
-fn guests(dir: &Path) -> ([Port; 3], impl FnOnce() -> [Guest; 2]) {
-    let ports = ["a", "b", "c"].map(|name| Port::listen(name, dir));
-    let sockets = [ports[0].socket.clone(), ports[1].socket.clone()];
-    (ports, move || {
-        let mut number = 0;
-        sockets.map(|socket| {
-            number += 1;
-            Guest::connect(&socket, mac(number), Options::default())
-        })
-    })
+/// Two guests that know each other at ports `a` and `b`, and a port `c` that nobody is at.
+struct Site {
+    a: Guest,
+    b: Guest,
+    lasthop: Lasthop,
+    ports: [Port; 3],
+    installed: Installed,
+    _dir: tempfile::TempDir,
+}
+
+impl Site {
+    fn new() -> Self {
+        Self::start(None, &[])
+    }
+
+    fn start(netns: Option<&Netns>, arguments: &[&str]) -> Self {
+        let dir = scratch();
+        let installed = Installed::new(dir.path());
+        let ports = ["a", "b", "c"].map(|name| Port::listen(name, dir.path()));
+        let lasthop = installed.start(netns, &ports, arguments);
+        let [mut a, mut b] =
+            [(0, 1), (1, 2)].map(|(n, number)| Guest::connect(&ports[n].socket, mac(number), Options::default()));
+        a.greet(&mut b, 0);
+        Self { a, b, lasthop, ports, installed, _dir: dir }
+    }
+
+    /// With an uplink on this end of a veth pair, and a station at the other.
+    fn with_uplink(uplink: &str) -> (Self, Outside, Netns) {
+        let netns = Netns::new();
+        netns.ip("link add v0 numtxqueues 2 numrxqueues 2 type veth peer name v1 numtxqueues 2 numrxqueues 2");
+        netns.ip("link set v0 up");
+        netns.ip("link set v1 up");
+        let outside = Outside { station: Station::on(&netns, "v1"), number: 0 };
+        let site = Self::start(Some(&netns), &["--uplink", uplink]);
+        site.lasthop.wait_for_state("net", "up");
+        (site, outside, netns)
+    }
+
+    fn uplink(&self) -> Value {
+        self.lasthop.json(&["uplink", "list"])["uplinks"][0].clone()
+    }
+}
+
+/// A station in the network.
+struct Outside {
+    station: Station,
+    number: u32,
+}
+
+impl Outside {
+    /// Frames come in and go out. Those that come while one process takes over from the other may be lost.
+    fn reaches(&mut self, a: &mut Guest, what: &str) {
+        let outside = mac(9);
+        wait_for(what, PATIENCE, || {
+            self.number += 1;
+            let number = self.number;
+            self.station.send(&numbered(outside, mac(1), number, 100));
+            let got = a.recv_within(std::time::Duration::from_millis(20));
+            a.try_send(VnetHdr::default(), &numbered(mac(1), outside, number, 100));
+            got.is_some_and(|(_, frame)| number_of(&frame).is_some_and(|got| got <= number))
+        });
+        self.station.drain();
+    }
 }
 
 /// Only what was installed anew is replaced, and only where no connection ends with it.
 #[test]
 fn what_has_changed_is_replaced_and_nothing_else() {
-    let dir = scratch();
-    let installed = Installed::new(dir.path());
-    let (ports, connect) = guests(dir.path());
-    let lasthop = installed.start(None, &ports, &[]);
-    let [mut a, mut b] = connect();
-    a.greet(&mut b, 0);
+    let Site { mut a, mut b, lasthop, ports, installed, _dir } = Site::new();
     let before = processes(&lasthop);
     assert_eq!(upgraded(&lasthop, &[]), (vec![], json!([])));
     assert_eq!(processes(&lasthop), before, "nothing has changed");
@@ -154,12 +201,8 @@ fn what_has_changed_is_replaced_and_nothing_else() {
 /// Frames of a known flow pass while control is replaced again and again.
 #[test]
 fn known_flows_go_on_while_control_is_replaced() {
-    let dir = scratch();
-    let installed = Installed::new(dir.path());
-    let (ports, connect) = guests(dir.path());
-    let lasthop = installed.start(None, &ports, &[]);
-    let [mut a, mut b] = connect();
-    a.greet(&mut b, 0);
+    let mut site = Site::new();
+    let Site { a, b, lasthop, .. } = &mut site;
     std::thread::scope(|scope| {
         let asked = scope.spawn(|| {
             for _ in 0..5 {
@@ -181,12 +224,7 @@ fn known_flows_go_on_while_control_is_replaced() {
 /// The program before comes back, although its file has no name any more.
 #[test]
 fn a_control_that_does_not_come_up_is_followed_by_the_one_before() {
-    let dir = scratch();
-    let installed = Installed::new(dir.path());
-    let (ports, connect) = guests(dir.path());
-    let lasthop = installed.start(None, &ports, &[]);
-    let [mut a, mut b] = connect();
-    a.greet(&mut b, 0);
+    let Site { mut a, mut b, lasthop, ports, installed, _dir } = Site::new();
     installed.broken("lasthop-control");
     let said = refused(&lasthop, &[]);
     assert!(said.contains("control: ") && said.contains("the program before goes on"), "{said}");
@@ -210,53 +248,51 @@ fn a_control_that_does_not_come_up_is_followed_by_the_one_before() {
 /// The new process is there before the one before ends; and what does not come up changes nothing.
 #[test]
 fn an_uplink_is_replaced_by_one_that_stands_by() {
-    let (netns, dir) = (Netns::new(), scratch());
-    netns.ip("link add v0 type veth peer name v1");
-    netns.ip("link set v0 up");
-    netns.ip("link set v1 up");
-    let station = Station::on(&netns, "v1");
-    let installed = Installed::new(dir.path());
-    let (ports, connect) = guests(dir.path());
-    let lasthop = installed.start(Some(&netns), &ports, &["--uplink", "net=v0,driver=af_packet"]);
-    lasthop.wait_for_state("net", "up");
-    let [mut a, _b] = connect();
-    let outside = mac(9);
-    let mut number = 0;
-    let mut passes = |what: &str| {
-        // Frames that come while one takes over from the other may be lost.
-        wait_for(what, PATIENCE, || {
-            number += 1;
-            station.send(&numbered(outside, mac(1), number, 100));
-            let got = a.recv_within(std::time::Duration::from_millis(20));
-            a.try_send(VnetHdr::default(), &numbered(mac(1), outside, number, 100));
-            got.is_some_and(|(_, frame)| number_of(&frame).is_some_and(|got| got <= number))
-        });
-        station.drain();
-    };
-    passes("frames to come in");
-    let uplink = || lasthop.json(&["uplink", "list"])["uplinks"][0].clone();
-    let before = uplink()["pid"].clone();
-    installed.broken("lasthop-uplink");
-    let said = refused(&lasthop, &[]);
+    let (mut site, mut outside, _netns) = Site::with_uplink("net=v0,driver=af_packet");
+    outside.reaches(&mut site.a, "frames to come in");
+    let before = site.uplink()["pid"].clone();
+    site.installed.broken("lasthop-uplink");
+    let said = refused(&site.lasthop, &[]);
     assert!(said.contains("uplink net: ") && said.contains("the program before goes on"), "{said}");
-    assert_eq!(uplink()["pid"], before, "it has not ended");
-    passes("frames to come in as before");
+    assert_eq!(site.uplink()["pid"], before, "it has not ended");
+    outside.reaches(&mut site.a, "frames to come in as before");
 
     for _ in 0..3 {
-        installed.again("lasthop-uplink");
-        let before = uplink()["pid"].clone();
-        let (names, _) = upgraded(&lasthop, &[]);
+        site.installed.again("lasthop-uplink");
+        let before = site.uplink()["pid"].clone();
+        let (names, _) = upgraded(&site.lasthop, &[]);
         assert_eq!(names, ["uplink net"]);
-        let now = uplink();
+        let now = site.uplink();
         assert!(now["pid"] != before && now["restarts"] == 0 && now["spare"].is_null(), "{now}");
-        passes("frames to come in through the new one");
-        let uplinks = processes(&lasthop).into_values().filter(|name| name == "lasthop-uplink").count();
+        outside.reaches(&mut site.a, "frames to come in through the new one");
+        let uplinks = processes(&site.lasthop).into_values().filter(|name| name == "lasthop-uplink").count();
         assert_eq!(uplinks, 1, "one that stood by for this alone is not kept");
     }
     // Its session process, too: the uplink connects by itself.
-    installed.again("lasthop-session");
-    let (names, _) = upgraded(&lasthop, &[]);
+    site.installed.again("lasthop-session");
+    let (names, _) = upgraded(&site.lasthop, &[]);
     assert_eq!(names, ["session c", "session net"]);
-    passes("frames to come in through the new session process");
-    assert_eq!(times_replaced(&lasthop), 0);
+    outside.reaches(&mut site.a, "frames to come in through the new session process");
+    assert_eq!(times_replaced(&site.lasthop), 0);
+}
+
+/// Where nothing can be handed down one ends before the other starts. A new one that hangs is ended, and is followed by the program before.
+#[test]
+fn an_uplink_that_hangs_is_followed_by_the_program_before() {
+    let (mut site, mut outside, _netns) = Site::with_uplink("net=v0,driver=af_xdp,queues=2");
+    outside.reaches(&mut site.a, "frames to come in");
+    let before = site.uplink()["pid"].clone();
+    site.installed.put("lasthop-uplink", |new| std::fs::write(new, "#!/bin/sh\nexec sleep 1000\n").unwrap());
+    let said = refused(&site.lasthop, &[]);
+    assert!(said.contains("uplink net: ") && said.contains("the program before goes on"), "{said}");
+    outside.reaches(&mut site.a, "frames to come in through the program before");
+    let now = site.uplink();
+    assert!(now["pid"] != before && now["state"] == "up", "{now}");
+    wait_for("the one that hangs to have ended", PATIENCE, || {
+        !processes(&site.lasthop).into_values().any(|name| name == "sleep")
+    });
+    site.installed.again("lasthop-uplink");
+    let (names, _) = upgraded(&site.lasthop, &[]);
+    assert_eq!(names, ["uplink net"]);
+    outside.reaches(&mut site.a, "frames to come in through the new one");
 }

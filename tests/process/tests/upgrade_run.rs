@@ -5,132 +5,18 @@
 mod outside;
 
 use lasthop_frame::VnetHdr;
-use lasthop_tests_process::{Guest, Lasthop, Options, PATIENCE, Plug, Port, binary, mac, number_of, numbered, proc};
-use lasthop_tests_process::{scratch, wait_for};
+use lasthop_tests_process::Station;
+use lasthop_tests_process::{
+    Guest, Lasthop, Netns, Options, PATIENCE, Plug, Port, binary, mac, number_of, numbered, proc,
+};
+use lasthop_tests_process::{becomes, connect, release, scratch, script, stays, under_load, upgrade_run, wait_for};
 use outside::Wire;
 use rustix::process::Signal;
 use serde_json::Value;
-use std::collections::BTreeMap;
+use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
-use std::process::Output;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::path::Path;
 use std::time::Duration;
-
-/// Sent and not received: fewer than the receiver has buffers.
-const WINDOW: u32 = 100;
-
-/// A directory with all programs, of which `lasthop` is another file.
-fn release(dir: &Path, name: &str) -> PathBuf {
-    let release = dir.join(name);
-    std::fs::create_dir(&release).unwrap();
-    for program in ["lasthop-switch", "lasthop-control", "lasthop-session", "lasthop-uplink"] {
-        std::os::unix::fs::symlink(binary(program), release.join(program)).unwrap();
-    }
-    std::fs::copy(binary("lasthop"), release.join("lasthop")).unwrap();
-    release
-}
-
-/// The same with a script in the place of `lasthop run`; what it is asked besides, the true program answers.
-fn script(dir: &Path, name: &str, body: &str) -> PathBuf {
-    let release = release(dir, name);
-    let program = release.join("lasthop");
-    std::fs::remove_file(&program).unwrap();
-    let lasthop = binary("lasthop");
-    let text = format!(
-        "#!/bin/sh\nLASTHOP={}\nif [ \"$1\" = messages ]; then exec $LASTHOP messages; fi\n{body}\n",
-        lasthop.display()
-    );
-    std::fs::write(&program, text).unwrap();
-    std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
-    release
-}
-
-fn children(lasthop: &Lasthop) -> BTreeMap<u32, String> {
-    proc::children(lasthop.pid()).into_iter().collect()
-}
-
-fn upgrade(lasthop: &Lasthop, release: &Path) -> Output {
-    lasthop.try_command(&["upgrade", "--only", "run", "--json", "--programs", release.to_str().unwrap()])
-}
-
-/// The process becomes the program of this release, and its children stay.
-fn becomes(lasthop: &Lasthop, release: &Path) {
-    // Of one that was killed something may be left.
-    wait_for("one switch to be left", PATIENCE, || {
-        children(lasthop).into_values().filter(|name| name == "lasthop-switch").count() == 1
-    });
-    let (before, out) = (children(lasthop), upgrade(lasthop, release));
-    assert!(out.status.success(), "{}\n{}", String::from_utf8_lossy(&out.stderr), lasthop.log());
-    let said: Value = serde_json::from_slice(&out.stdout).unwrap();
-    let process = &said["processes"][0];
-    assert_eq!((process["process"].as_str(), process["pid"].as_u64()), (Some("run"), Some(u64::from(lasthop.pid()))));
-    let runs = std::fs::read_link(format!("/proc/{}/exe", lasthop.pid())).unwrap();
-    assert_eq!(runs, release.join("lasthop"));
-    assert_eq!(children(lasthop), before, "its children are others");
-}
-
-/// What is wrong; the process is the program that it was.
-fn stays(lasthop: &Lasthop, release: &Path) -> String {
-    let runs = || std::fs::read_link(format!("/proc/{}/exe", lasthop.pid())).unwrap();
-    let (program, before) = (runs(), children(lasthop));
-    let out = upgrade(lasthop, release);
-    assert!(!out.status.success(), "{}", String::from_utf8_lossy(&out.stdout));
-    assert_eq!((runs(), children(lasthop)), (program, before));
-    String::from_utf8_lossy(&out.stderr).into_owned()
-}
-
-/// Sends numbered frames to the other, as many as its window lets it, and checks what comes from there: all, once, in order.
-fn exchange(guest: &mut Guest, other: u8, [mine, theirs]: [&AtomicU32; 2], stop: &AtomicBool) {
-    let (own, other) = (guest.mac, mac(other));
-    let mut sent = 0;
-    while !stop.load(Ordering::Relaxed) {
-        while sent < theirs.load(Ordering::Relaxed) + WINDOW {
-            let len = 60 + (sent as usize * 71) % 1400;
-            if !guest.try_send(VnetHdr::default(), &numbered(own, other, sent + 1, len)) {
-                break;
-            }
-            sent += 1;
-        }
-        let mut wait = Duration::from_millis(2);
-        while let Some((_, frame)) = guest.recv_within(wait) {
-            wait = Duration::ZERO;
-            let Some(number) = number_of(&frame) else { continue };
-            let next = mine.load(Ordering::Relaxed) + 1;
-            assert_eq!(number, next, "at {own}: lost, twice or out of order");
-            mine.store(next, Ordering::Relaxed);
-        }
-    }
-}
-
-struct Stop<'a>(&'a AtomicBool);
-
-impl Drop for Stop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
-/// Two guests exchange frames while `job` is done; what it is given waits until more have come both ways.
-fn under_load(a: &mut Guest, b: &mut Guest, job: impl FnOnce(&dyn Fn())) {
-    let (stop, got) = (AtomicBool::new(false), [AtomicU32::new(0), AtomicU32::new(0)]);
-    a.drain();
-    b.drain();
-    std::thread::scope(|scope| {
-        let _stop = Stop(&stop);
-        let one = scope.spawn(|| exchange(a, 2, [&got[0], &got[1]], &stop));
-        let two = scope.spawn(|| exchange(b, 1, [&got[1], &got[0]], &stop));
-        let flows = || {
-            let before = [0, 1].map(|i| got[i].load(Ordering::Relaxed));
-            wait_for("frames to flow", PATIENCE, || {
-                assert!(!one.is_finished() && !two.is_finished(), "see above");
-                [0, 1].iter().all(|i| got[*i].load(Ordering::Relaxed) > before[*i] + 2 * WINDOW)
-            });
-        };
-        flows();
-        job(&flows);
-    });
-}
 
 fn options() -> Options {
     Options::net(|n| (n.packed, n.size, n.event_idx) = (true, 256, true))
@@ -207,9 +93,8 @@ fn everything_goes_on_where_lasthop_connects() {
 }
 
 /// An uplink's process goes on, and its device is handed down when it is killed afterwards.
-#[test]
-fn an_uplink_goes_on() {
-    let (wire, dir) = (Wire::veth(1), scratch());
+fn an_uplink_goes_on(wire: &Wire) {
+    let dir = scratch();
     let new = release(dir.path(), "new");
     let start = |side: &str, device: &str| {
         let port = Port::listen(side, dir.path());
@@ -237,6 +122,51 @@ fn an_uplink_goes_on() {
     assert!(!near.is_disconnected(), "a connection ended");
 }
 
+#[test]
+fn an_uplink_on_packet_sockets_goes_on() {
+    an_uplink_goes_on(&Wire::veth(1));
+}
+
+#[test]
+fn an_uplink_on_af_xdp_goes_on() {
+    an_uplink_goes_on(&Wire::xdp());
+}
+
+/// Its interface has gone to another namespace, where the kernel tells nothing of it: the next program knows that it is used there.
+#[test]
+fn an_uplink_in_another_namespace_goes_on() {
+    let (netns, other, dir) = (Netns::new(), Netns::new(), scratch());
+    let port = Port::listen("a", dir.path());
+    netns.ip("link add v0 type veth peer name v1");
+    netns.ip("link set v1 up");
+    let uplinks = ["--uplink", "net=t0,tap", "--uplink", "other=v0,af_packet"];
+    let lasthop = Lasthop::start_in(Some(&netns), std::slice::from_ref(&port), &uplinks);
+    lasthop.wait_for_state("net", "up");
+    lasthop.wait_for_state("other", "up");
+    netns.ip(&format!("link set t0 netns {}", other.name()));
+    other.ip("link set t0 up");
+    lasthop.wait_for_state("net", "up");
+    let mut guest = Guest::connect(&port.socket, mac(1), options());
+    let mut passes = |number: u32| {
+        let station = Station::on(&other, "t0");
+        wait_for("a frame to go out", PATIENCE, || {
+            guest.try_send(VnetHdr::default(), &numbered(mac(1), mac(9), number, 100));
+            station.recv_within(Duration::from_millis(50)).is_some_and(|frame| number_of(&frame) == Some(number))
+        });
+    };
+    passes(1);
+    for (number, name) in [(2, "one"), (3, "two")] {
+        becomes(&lasthop, &release(dir.path(), name));
+        // When the kernel says something of another one, it looks what is known of all.
+        netns.ip("link set v1 down");
+        wait_for("it to hear of that", PATIENCE, || lasthop.port("other")["state"] != "up");
+        assert_eq!(lasthop.port("net")["state"], "up", "{}", lasthop.log());
+        netns.ip("link set v1 up");
+        lasthop.wait_for_state("other", "up");
+        passes(number);
+    }
+}
+
 /// Each says what is wrong.
 #[test]
 fn a_program_that_cannot_go_on_changes_nothing() {
@@ -250,8 +180,11 @@ fn a_program_that_cannot_go_on_changes_nothing() {
     let wrong = [
         ("dies", "exit 3".to_owned(), "cannot go on from here (exit status: 3)"),
         ("says", format!("{check} echo a state of version 7 >&2; exit 1;; esac"), "a state of version 7"),
-        // One that was good for nothing else than to be executed once.
-        ("gone", format!("{check} rm \"$0\"; exit 0;; esac"), "No such file or directory"),
+        (
+            "changed",
+            format!("{check} echo : >>{}/changed/lasthop; exit 0;; esac", dir.path().display()),
+            "was written to while",
+        ),
         // It has been executed, and executes the one before again.
         ("later", format!("{check} exit 0;; esac\nexec $LASTHOP \"$@\" --device x,engines=1000"), "engines="),
     ];
@@ -271,6 +204,68 @@ fn a_program_that_cannot_go_on_changes_nothing() {
         becomes(&lasthop, &release(dir.path(), "good"));
         flows();
     });
+}
+
+/// The program that was looked at is the one that is executed, whatever has its name by then; and is shown by its name.
+#[test]
+fn another_program_that_gets_the_name_meanwhile_is_not_executed() {
+    let dir = scratch();
+    let ports = ["a", "b"].map(|name| Port::listen(name, dir.path()));
+    let lasthop = Lasthop::start(&ports);
+    let [mut a, mut b] = [0, 1].map(|n| Guest::connect(&ports[n].socket, mac(n as u8 + 1), options()));
+    a.greet(&mut b, 0);
+    let (new, good) = (dir.path().join("new"), release(dir.path(), "good").join("lasthop"));
+    let (name, good) = (new.join("lasthop").display().to_string(), good.display().to_string());
+    // It puts another in its place, as a package does.
+    let swap = format!("printf '#!/bin/sh\nexit 3\n' >{name}.new; chmod 755 {name}.new; mv {name}.new {name}; exit 0");
+    script(dir.path(), "new", &format!("case \"$*\" in *--take-over-check*) {swap};; esac\nexec {good} \"$@\""));
+    under_load(&mut a, &mut b, |flows| {
+        let out = upgrade_run(&lasthop, &new);
+        assert!(out.status.success(), "{}\n{}", String::from_utf8_lossy(&out.stderr), lasthop.log());
+        flows();
+    });
+    assert_eq!(std::fs::read_to_string(&name).unwrap(), "#!/bin/sh\nexit 3\n", "the other has its name");
+    let of = |what: &str| format!("/proc/{}/{what}", lasthop.pid());
+    assert_eq!(std::fs::read_link(of("exe")).unwrap().display().to_string(), good);
+    assert_eq!(proc::name(lasthop.pid()), "lasthop");
+    assert!(lasthop.log().contains(&format!("this process becomes {name}")), "{}", lasthop.log());
+}
+
+/// What a front-end has left may never close, and execve(2) would wait for it: the port has gone meanwhile.
+#[test]
+fn what_does_not_close_holds_up_nobody() {
+    let dir = scratch();
+    let ports = ["a", "b", "x"].map(|name| Port::listen(name, dir.path()));
+    let lasthop = Lasthop::start(&ports);
+    let [mut a, mut b] = [0, 1].map(|n| Guest::connect(&ports[n].socket, mac(n as u8 + 1), options()));
+    a.greet(&mut b, 0);
+    let x = dir.path().join("y.sock");
+    lasthop.command(&["port", "add", "y", x.to_str().unwrap()]);
+    let first = connect(&x);
+    first.set_owner().unwrap();
+    wait_for("the first front-end", PATIENCE, || lasthop.port("y")["state"] == "connected");
+    // The second is refused, with a socket in it that lingers as long as the other end likes.
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let lingers = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    lingers.set_nonblocking(true).unwrap();
+    while std::io::Write::write(&mut &lingers, &[0; 1 << 16]).is_ok() {}
+    rustix::net::sockopt::set_socket_linger(&lingers, Some(Duration::from_secs(600))).unwrap();
+    let second = std::os::unix::net::UnixStream::connect(&x).unwrap();
+    let sent = lasthop_sys::send_with_fds(&second, b"x", &[lingers.as_fd()], rustix::net::SendFlags::empty());
+    assert_eq!(sent, Ok(1));
+    drop(lingers);
+    wait_for("it to be refused", PATIENCE, || lasthop.log().contains("a second front-end refused"));
+    drop((first, second));
+    lasthop.command(&["port", "del", "y"]);
+    let new = release(dir.path(), "new");
+    under_load(&mut a, &mut b, |flows| {
+        let said = stays(&lasthop, &new);
+        assert!(said.contains("is still being closed") && said.contains("end whoever serves them"), "{said}");
+        flows();
+    });
+    drop(listener);
+    becomes(&lasthop, &new);
+    a.greet_when_back(&mut b, 1 << 20);
 }
 
 /// It would run with all that lasthop may.

@@ -7,6 +7,7 @@ use lasthop_log::{FORMAT_VARIABLE, Format};
 use lasthop_sys::{CpuList, Epoll, PidFd, Process, Trigger, bind_when_started, die_with_parent, outlive_terminal};
 use serde::{Deserialize, Serialize};
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -61,15 +62,17 @@ impl Cable {
         }
     }
 
-    /// This one, which does not run, is the one that was handed over.
-    pub fn resume(&mut self, state: CableState, epoll: &Epoll, token: u64, taker: &Taker) -> Result<(), String> {
+    /// This one, which does not run, is the one that was handed over. If that cannot be gone on with, it is started again.
+    pub fn resume(&mut self, state: CableState, epoll: &Epoll, token: u64, taker: &Taker) {
         (self.start_at, self.backoff) = (taker.at(state.start_at), state.backoff);
-        if let Some((pid, pidfd, started)) = state.running {
-            let (process, pidfd) = (Process::kept(pid), PidFd::kept(taker.fd(pidfd)?));
-            epoll.add(&pidfd, token, Trigger::Level).map_err(|e| e.to_string())?;
-            self.running = Some((process.map_err(|e| e.to_string())?, pidfd, taker.at(started)));
+        let Some((pid, pidfd, started)) = state.running else { return };
+        match resumed(pid, taker.fd(pidfd), epoll, token) {
+            Ok((process, pidfd)) => self.running = Some((process, pidfd, taker.at(started))),
+            Err(e) => {
+                warn!("{} (pid {pid}) cannot be gone on with: {e}; starting another", self.name);
+                self.start_at = Instant::now();
+            }
         }
-        Ok(())
     }
 
     /// Starts it if it is due. Its end is reported by the token. What cannot be started is tried again.
@@ -119,14 +122,14 @@ impl Cable {
 
     /// It has ended: how, and it is to be started again. `None` if it has not.
     pub fn reap(&mut self, epoll: &Epoll, now: Instant) -> Option<String> {
-        let status = self.running.as_mut()?.0.try_wait().ok()??;
+        let how = self.running.as_mut()?.0.how_it_ended()?;
         let (process, pidfd, started) = self.running.take()?;
         let _ = epoll.delete(&pidfd);
         if now.saturating_duration_since(started) >= GOOD_LIFE {
             self.backoff.reset();
         }
         self.start_at = now + self.backoff.wait();
-        Some(format!("{} (pid {}) ended: {status}", self.name, process.id()))
+        Some(format!("{} (pid {}) ended: {how}", self.name, process.id()))
     }
 
     /// Socket of the host's port that it is plugged in to.
@@ -138,6 +141,22 @@ impl Cable {
     pub fn deadline(&self) -> Option<Instant> {
         self.running.is_none().then_some(self.start_at)
     }
+}
+
+/// The process that was handed over, and its descriptor, or another where that is missing or another thing. One that ended meanwhile is reported like any other.
+fn resumed(
+    pid: u32,
+    pidfd: Result<OwnedFd, String>,
+    epoll: &Epoll,
+    token: u64,
+) -> Result<(Process, PidFd), rustix::io::Errno> {
+    let mut process = Process::kept(pid)?;
+    let watched = |pidfd: PidFd| epoll.add(&pidfd, token, Trigger::Level).map(|()| pidfd);
+    let pidfd = match pidfd.ok().and_then(|fd| watched(PidFd::kept(fd)).ok()) {
+        Some(pidfd) => pidfd,
+        None => watched(PidFd::of_kept(&mut process)?)?,
+    };
+    Ok((process, pidfd))
 }
 
 impl Drop for Cable {

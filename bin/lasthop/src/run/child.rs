@@ -5,6 +5,7 @@ mod program;
 mod second;
 
 use super::backoff::Backoff;
+use super::closing::Closing;
 use super::handover;
 use super::watchdog::{self, Hung, Watchdog};
 use command_fds::{CommandFdExt, FdMapping};
@@ -112,6 +113,7 @@ struct Running<S, R> {
 pub fn close_aside(descriptors: Vec<OwnedFd>) {
     if !descriptors.is_empty() {
         // Without a thread it is done here, and takes as long.
+        let descriptors = Closing::new(descriptors);
         let _ = std::thread::Builder::new().name("close".into()).spawn(move || drop(descriptors));
     }
 }

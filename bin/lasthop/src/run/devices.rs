@@ -215,7 +215,7 @@ impl Device {
         (self.start_at, self.backoff) = (taker.at(state.start_at), state.backoff);
         self.failed_starts = state.failed_starts;
         if let (Some(cable), Some(state)) = (&mut self.cable, state.cable) {
-            cable.resume(state, epoll, token + 2, taker)?;
+            cable.resume(state, epoll, token + 2, taker);
         }
         let Some((pid, [pidfd, stdout], ready)) = state.running else { return Ok(()) };
         let (pidfd, stdout) = (PidFd::kept(taker.fd(pidfd)?), File::from(taker.fd(stdout)?));
@@ -245,13 +245,13 @@ impl Device {
 
     /// How it ended, if it has.
     fn reap(&mut self, epoll: &Epoll, now: Instant) -> Option<String> {
-        let status = self.running.as_mut()?.process.try_wait().ok()??;
+        let how = self.running.as_mut()?.process.how_it_ended()?;
         let running = self.running.take()?;
         let _ = epoll.delete(&running.stdout);
         let _ = epoll.delete(&running.pidfd);
         self.failed_starts += u32::from(!running.ready);
         self.start_at = now + self.backoff.wait();
-        Some(format!("device {} (pid {}) ended: {status}", self.name, running.process.id()))
+        Some(format!("device {} (pid {}) ended: {how}", self.name, running.process.id()))
     }
 
     /// Asks it to end. Nothing goes over its cable any more.

@@ -294,10 +294,16 @@ impl Driver {
     pub fn hear(&mut self, epoll: &Epoll, now: Instant) -> Option<Heard> {
         let mut heard = None;
         for (message, fd) in self.child.receive_with_fds(epoll, now) {
-            match message.bounded() {
+            let message = message.bounded();
+            let keeps = matches!(message, UplinkToSupervisor::Keep);
+            // Whoever speaks to it now may have taken it over.
+            let unwanted = !keeps || self.child.is_ready() || self.inherited || self.descriptors.len() >= MAX_KEPT;
+            let (fd, closed) = if unwanted { (None, fd) } else { (fd, None) };
+            // What an uplink that is not itself sends along may never close.
+            close_aside(closed.into_iter().collect());
+            match message {
                 UplinkToSupervisor::Keep => {
-                    // Whoever speaks to it now may have taken it over.
-                    if self.child.is_ready() || self.inherited || self.descriptors.len() >= MAX_KEPT {
+                    if unwanted {
                         return Some(Heard::Failed("it gives away what nobody wants".into()));
                     }
                     self.descriptors.extend(fd);

@@ -18,6 +18,7 @@
 //! The form of the state is JSON: a program that reads it passes over what it does not know, and what it misses has a default if it came later. [`VERSION`] changes when
 //! that is not enough.
 
+mod program;
 pub(super) mod state;
 mod steps;
 
@@ -26,6 +27,7 @@ pub(super) use steps::TakeOver;
 pub use steps::take_over;
 
 use lasthop_sys::{duplicate, sealed_with};
+use program::Program;
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
@@ -33,7 +35,8 @@ use std::ffi::{CString, OsString};
 use std::io::Read;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -145,14 +148,16 @@ impl Taker {
 /// All that it takes to become another program.
 #[derive(Debug)]
 pub struct Successor {
-    program: PathBuf,
+    program: Arc<Program>,
     arguments: Vec<OsString>,
     state: OwnedFd,
     descriptors: Vec<i32>,
 }
 
 impl Successor {
-    fn new(program: PathBuf, state: &State) -> Result<Self, String> {
+    fn new(program: Arc<Program>, mut state: State) -> Result<Self, String> {
+        // A script is opened by its interpreter, after all else has been closed.
+        state.descriptors.push(program.as_fd().as_raw_fd());
         let (arguments, descriptors) = (state.arguments.clone(), state.descriptors.clone());
         Ok(Self { program, arguments, state: state.to_memory()?, descriptors })
     }
@@ -160,9 +165,9 @@ impl Successor {
     /// Executes it. Comes back only if that cannot be: then all is as it was, and the error says why.
     pub fn execute(&self) -> String {
         keep_open(&self.descriptors, true);
-        let failed = execute(&self.program, self.arguments.clone(), self.state.as_fd(), None);
+        let failed = execute(&self.program.place(), self.arguments.clone(), self.state.as_fd(), None);
         keep_open(&self.descriptors, false);
-        format!("{}: {failed}", self.program.display())
+        format!("{}: {failed}", self.program.path().display())
     }
 }
 

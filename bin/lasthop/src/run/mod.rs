@@ -18,6 +18,7 @@
 //! | `weights` | priorities and minimum rates, as the shares that the switch knows |
 //! | `port` | one port: its listener or its attempts to connect, and who is connected |
 //! | `child` | one child process: start, channel |
+//! | `closing` | how much is being closed on threads of its own |
 //! | `backoff` | how long a process that ends at once is not started again |
 //! | `replaced` | how often processes were replaced, and why: what `stats` shows |
 //! | `sessions` | the ports' session processes, which speak vhost-user |
@@ -58,6 +59,7 @@ mod cable;
 mod capture_file;
 mod cgroup_accounting;
 mod child;
+mod closing;
 mod devices;
 mod driver;
 mod given;

@@ -6,6 +6,7 @@
 mod handed;
 
 use super::backoff::Backoff;
+use super::closing::Closing;
 use super::handover;
 use super::owner::{self, FileOwner, Ids};
 use super::presence::Presence;
@@ -213,7 +214,7 @@ impl Port {
             // One that waits and has hung up meanwhile must not keep out the next: a front-end that comes and goes.
             if waiting.as_ref().is_none_or(|(old, _)| socket::has_hung_up(old)) {
                 let old = waiting.replace((connection, cx.now + HAND_OVER));
-                self.aside.drop_aside(old);
+                self.aside.drop_aside(Closing::new(old));
             } else {
                 self.refuse_second(connection, cx.now);
             }
@@ -232,7 +233,7 @@ impl Port {
     fn part(&mut self) -> Option<Instant> {
         self.hang_up();
         let Live { since, copy } = self.live.take()?;
-        self.aside.drop_aside(copy);
+        self.aside.drop_aside(Closing::new(copy));
         Some(since)
     }
 
@@ -422,7 +423,7 @@ impl Drop for Port {
         }
         self.part();
         if let End::Listen { waiting, .. } = &mut self.end {
-            self.aside.drop_aside(waiting.take());
+            self.aside.drop_aside(Closing::new(waiting.take()));
         }
     }
 }
@@ -430,7 +431,7 @@ impl Drop for Port {
 /// Ends a connection at once, and closes it when that can be done.
 fn refuse(connection: OwnedFd, aside: &Aside) {
     let _ = shutdown(&connection, Shutdown::Both);
-    aside.drop_aside(connection);
+    aside.drop_aside(Closing::new(connection));
 }
 
 fn held_back(lines: u64) -> String {

@@ -232,7 +232,7 @@ impl Supervisor {
     }
 
     /// The new program does not do: the one before comes back, and nothing else is replaced.
-    fn give_up_renewal(&mut self, Current { target, name, kept, .. }: Current) {
+    fn give_up_renewal(&mut self, Current { target, name, kept, before: pid, .. }: Current) {
         let Some(Renewal { done, program, place, .. }) = self.renewal.take() else { return };
         match (target, kept) {
             (Target::Session(port), Kept::One(before)) => {
@@ -242,7 +242,7 @@ impl Supervisor {
             (Target::Uplink(id), Kept::Uplink(before)) => {
                 self.uplink_program = Ok(place);
                 if let Some(uplink) = self.uplinks.get_mut(&id) {
-                    uplink.go_back_to(before);
+                    uplink.go_back_to(before, pid);
                 }
             }
             (_, Kept::One(before)) => {

@@ -5,6 +5,7 @@ mod handed;
 mod renewed;
 
 use super::child::{Child, Ended};
+use super::closing::Closing;
 use super::supervisor::Supervisor;
 pub use handed::SessionsState;
 use lasthop_ipc::Channel;
@@ -103,6 +104,7 @@ impl Sessions {
             session.part();
             session.child.kill();
             // One that is stuck in a close(2) does not end, and dropping it waits for that. Without a thread it is done here.
+            let session = Closing::new(session);
             let _ = std::thread::Builder::new().name("close".into()).spawn(move || drop(session));
         }
     }
@@ -224,7 +226,7 @@ impl Session {
 
     fn let_go(&self, copy: OwnedFd) {
         let _ = rustix::net::shutdown(&copy, rustix::net::Shutdown::Both);
-        self.aside.drop_aside(copy);
+        self.aside.drop_aside(Closing::new(copy));
     }
 }
 

@@ -72,14 +72,15 @@ pub(super) fn new_program(name: &str, programs: Option<&str>, place: &Path) -> R
     }
     if programs.is_some() {
         // It runs with all that we may.
-        path.parent().into_iter().chain([&*path]).try_for_each(is_ours_alone)?;
+        for path in path.parent().into_iter().chain([&*path]) {
+            is_ours_alone(path, &fs::metadata(path).map_err(|e| format!("{}: {e}", path.display()))?)?;
+        }
     }
     Ok(path)
 }
 
 /// Nobody but root and our own user can change a program, or put another in its place.
-fn is_ours_alone(path: &Path) -> Result<(), String> {
-    let of = fs::metadata(path).map_err(|e| format!("{}: {e}", path.display()))?;
+pub(super) fn is_ours_alone(path: &Path, of: &fs::Metadata) -> Result<(), String> {
     let owner = of.uid();
     if (owner == 0 || owner == rustix::process::geteuid().as_raw()) && of.mode() & 0o022 == 0 {
         return Ok(());

@@ -41,6 +41,14 @@ impl Process {
         }
         Ok(self.ended)
     }
+
+    /// How it ended, in words, if it has. Of what is no child of ours any more nobody hears how.
+    pub fn how_it_ended(&mut self) -> Option<String> {
+        match self.try_wait() {
+            Ok(status) => status.map(|status| status.to_string()),
+            Err(e) => Some(format!("how is not known: {e}")),
+        }
+    }
 }
 
 /// A descriptor of a child process (pidfd_open(2)): readable once it has ended.
@@ -52,6 +60,14 @@ impl PidFd {
     pub fn of(child: &Child) -> Result<Self, Errno> {
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or(Errno::SRCH)?;
         Ok(Self(pidfd_open(pid, PidfdFlags::empty())?))
+    }
+
+    /// The same, of one that another program of this process has started. `SRCH`: it has ended, and may have been waited for.
+    pub fn of_kept(process: &mut Process) -> Result<Self, Errno> {
+        match process.try_wait() {
+            Ok(None) => Ok(Self(pidfd_open(process.pid, PidfdFlags::empty())?)),
+            _ => Err(Errno::SRCH),
+        }
     }
 
     /// One that another program of this process has made.

@@ -4,6 +4,7 @@ use super::super::args::RunArgs;
 use super::super::boost::Boost;
 use super::super::cgroup_accounting::{CgroupAccounting, CgroupState};
 use super::super::child::ChildState;
+use super::super::closing;
 use super::super::devices::{self, DeviceState};
 use super::super::host_facts::Missing;
 use super::super::open_vswitch::{OpenVswitch, OpenVswitchState};
@@ -29,6 +30,10 @@ use std::ffi::OsString;
 use std::fs::{self, File};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
+
+/// Why nothing else is executed while a thread closes something: not of which port, as that may be gone.
+const STILL_CLOSED: &str = "what a connection or a process has left is still being closed (if it lasts, a front-end has sent files of a FUSE mount, or sockets \
+                            that linger: end whoever serves them)";
 
 /// All of it.
 #[derive(Debug, Serialize, Deserialize)]
@@ -110,6 +115,7 @@ impl Supervisor {
             .or_else(|| self.control.unsettled())
             .or_else(|| self.sessions.unsettled())
             .or_else(|| self.uplinks.values().find_map(Uplink::unsettled))
+            .or_else(|| closing::is_anything_left().then(|| STILL_CLOSED.into()))
     }
 
     /// Of one that is settled.

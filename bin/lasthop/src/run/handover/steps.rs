@@ -1,8 +1,9 @@
 //! What leads to a take-over, and what comes after it.
 
 use super::super::supervisor::{Supervisor, TAKE_OVER};
-use super::super::upgrade::{Asked, new_program};
+use super::super::upgrade::Asked;
 use super::super::{RunArgs, RunError};
+use super::program::Program;
 use super::state::own_program;
 use super::{CHECK, State, Successor, Taker, bytes_of, go_back, memory, own_arguments, set_under_way};
 use lasthop_management_ipc::{NewProcess, Upgraded};
@@ -11,9 +12,9 @@ use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::process::{Resource, getrlimit};
 use std::fs::File;
 use std::io::Read;
-use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
@@ -31,7 +32,7 @@ const LONGEST_SAID: u64 = 4096;
 /// One that is under way.
 #[derive(Debug)]
 pub(in super::super) struct TakeOver {
-    program: PathBuf,
+    program: Arc<Program>,
     until: Instant,
     look_at: Instant,
     /// The new program looks at the state, or has.
@@ -63,13 +64,17 @@ impl Supervisor {
         all: bool,
     ) -> Result<Option<Upgraded>, String> {
         let (runs, place) = own_program()?;
-        let program = new_program("lasthop", programs, &place)?;
-        let same = program.metadata().is_ok_and(|new| (new.dev(), new.ino()) == (runs.dev(), runs.ino()));
-        if same && !all {
+        let program = Program::find(programs, &place)?;
+        if program.is(&runs) && !all {
             return Ok(Some(Upgraded::default()));
         }
         let now = Instant::now();
-        self.take_over = Some(TakeOver { program, until: now + SETTLED_LIMIT, look_at: now, check: Check::NotYet });
+        self.take_over = Some(TakeOver {
+            program: Arc::new(program),
+            until: now + SETTLED_LIMIT,
+            look_at: now,
+            check: Check::NotYet,
+        });
         Ok(None)
     }
 
@@ -91,12 +96,13 @@ impl Supervisor {
             (Check::NotYet, None) => self.begin_check(now).map(|()| None),
             (Check::Done, None) => {
                 let program = take_over.program.clone();
-                self.hand_over().and_then(|state| Successor::new(program, &state)).map(Some)
+                let state = program.is_as_it_was().and_then(|()| self.hand_over());
+                state.and_then(|state| Successor::new(program, state)).map(Some)
             }
         };
         match step {
             Ok(Some(successor)) => {
-                info!("upgrade: this process becomes {}", successor.program.display());
+                info!("upgrade: this process becomes {}", successor.program.path().display());
                 Some(successor)
             }
             Ok(None) => None,
@@ -121,10 +127,10 @@ impl Supervisor {
         let state = state.to_memory()?;
         let Some(take_over) = &mut self.take_over else { return Ok(()) };
         // A file's place in it goes with each that has it open, and nobody has read this.
-        let mut command = Command::new(&take_over.program);
-        command.args(own_arguments().into_iter().skip(1)).arg(CHECK);
+        let mut command = Command::new(take_over.program.place());
+        command.arg0(take_over.program.path()).args(own_arguments().into_iter().skip(1)).arg(CHECK);
         command.stdin(File::from(state)).stdout(Stdio::null()).stderr(Stdio::piped());
-        let failed = |e: std::io::Error| format!("{}: {e}", take_over.program.display());
+        let failed = |e: std::io::Error| format!("{}: {e}", take_over.program.path().display());
         let mut process = command.spawn().map_err(failed)?;
         let watched = PidFd::of(&process).and_then(|pidfd| {
             self.epoll.add(&pidfd, TAKE_OVER, Trigger::Level)?;
@@ -145,7 +151,7 @@ impl Supervisor {
     /// Whether it has said that it understands the state.
     fn hear_check(&mut self, mut process: Child, pidfd: PidFd, late: bool) -> Result<(), String> {
         let Some(take_over) = &mut self.take_over else { return Ok(()) };
-        let shown = take_over.program.display().to_string();
+        let shown = take_over.program.path().display().to_string();
         let ended = process.try_wait().map_err(|e| format!("{shown}: {e}"))?;
         if ended.is_none() && !late {
             take_over.check = Check::Runs(process, pidfd);

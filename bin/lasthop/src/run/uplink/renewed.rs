@@ -83,15 +83,15 @@ impl Uplink {
         self.driver.is_ready() && self.may_join() && !self.is_leaving()
     }
 
-    /// The new program does not do: its processes are of those from the next start on.
-    pub fn go_back_to(&mut self, Before([driver, spare]): Before) {
+    /// The new program does not do: its processes are of those from the next start on. `before`: the process that was to be replaced, which goes on if it
+    /// still carries. Any other is of the new program, and ends: it may hang.
+    pub fn go_back_to(&mut self, Before([driver, spare]): Before, before: Option<u32>) {
         self.renewing = false;
         let spare = spare.or_else(|| driver.as_ref().and_then(|file| file.try_clone().ok()));
-        let anew = self.driver.child().failed_starts() > 0 || !self.driver.is_up();
-        self.driver.child().go_back_to(driver);
-        if anew {
+        if self.driver.pid() != before {
             self.driver.child().make_way();
         }
+        self.driver.child().go_back_to(driver);
         if let Some(other) = self.spare.as_mut().or(self.idle.as_mut()) {
             other.child().make_way();
             other.child().go_back_to(spare);

@@ -1,0 +1,37 @@
+//! How much is being closed on threads of its own, because its close(2) may last: files of a dead FUSE mount that a front-end has sent, sockets that linger, a mount
+//! namespace. execve(2) waits for such a thread, and nothing can end it. So no other program is executed while anything is left.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Release when one is closed, Acquire where that is asked: whoever sees 0 sees the close done.
+static LEFT: AtomicUsize = AtomicUsize::new(0);
+
+/// Something on its way to a thread that drops it.
+#[derive(Debug)]
+pub struct Closing<T> {
+    // Dropped in this order.
+    _thing: T,
+    _counted: Counted,
+}
+
+impl<T> Closing<T> {
+    /// It counts as left until it has been dropped.
+    pub fn new(thing: T) -> Self {
+        LEFT.fetch_add(1, Ordering::Relaxed);
+        Self { _thing: thing, _counted: Counted }
+    }
+}
+
+#[derive(Debug)]
+struct Counted;
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        LEFT.fetch_sub(1, Ordering::Release);
+    }
+}
+
+/// Whether anything is left.
+pub fn is_anything_left() -> bool {
+    LEFT.load(Ordering::Acquire) > 0
+}
