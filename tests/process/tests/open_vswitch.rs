@@ -29,6 +29,8 @@ mod samples;
 mod service_headers;
 #[path = "open_vswitch/steady.rs"]
 mod steady;
+#[path = "open_vswitch/upgrades.rs"]
+mod upgrades;
 
 use lasthop_tests_process::{
     Guest, Lasthop, Netns, Options, PATIENCE, Port, mac, number_of, numbered, scratch, spawn, vswitch, wait_for,

@@ -3,7 +3,7 @@
 
 use lasthop_frame::VnetHdr;
 use lasthop_tests_process::{
-    Bystanders, Guest, Lasthop, Options, PATIENCE, Port, mac, number_of, numbered, scratch, wait_for,
+    Bystanders, Guest, Lasthop, Options, PATIENCE, Port, becomes, mac, number_of, numbered, release, scratch, wait_for,
 };
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -90,6 +90,43 @@ fn flood<'s>(
         }
         (flooder, victim)
     })
+}
+
+/// The next program of `lasthop run` knows which VM a port works for, and so does what comes later.
+#[test]
+fn ports_work_for_their_vms_under_another_program() {
+    let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some(group) = Group::new(90_000) else {
+        println!("no control groups of version 1 for processor time here: not tested");
+        return;
+    };
+    let dir = scratch();
+    let ports = ["a", "b"].map(|name| Port::listen(name, dir.path()));
+    let lasthop = Lasthop::start_with(&ports, &["--vm-cgroup", "--helpers", "none"]);
+    let works_there = |port: &str| port_thread(&lasthop, port).is_some_and(|thread| group.tasks().contains(&thread));
+    let connect = |n: usize, port: &str| {
+        group.joined(|| {
+            let guest = Guest::connect(&ports[n].socket, mac(n as u8 + 1), Options::default());
+            wait_for("the port's thread to be in the group", PATIENCE, || works_there(port));
+            guest
+        })
+    };
+    let mut a = connect(0, "a");
+    becomes(&lasthop, &release(dir.path(), "one"));
+    assert!(works_there("a"), "{}", lasthop.log());
+    let mut b = connect(1, "b");
+    a.greet(&mut b, 1);
+    let two = release(dir.path(), "two");
+    becomes(&lasthop, &two);
+    // Threads of another switch work for the VMs of connections that there were before.
+    group.joined(|| {
+        lasthop.command(&["upgrade", "--only", "switch", "--all", "--programs", two.to_str().unwrap()]);
+        wait_for("the new threads to be in the group", PATIENCE, || works_there("a") && works_there("b"));
+    });
+    a.greet_when_back(&mut b, 2);
+    // The connections that it has taken over end, and the threads leave the group.
+    drop((a, b));
+    wait_for("the group to be empty", PATIENCE, || group.tasks().is_empty());
 }
 
 struct Stop<'a>(&'a AtomicBool);

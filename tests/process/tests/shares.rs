@@ -1,7 +1,9 @@
 //! A receiver that is slower than its senders, a guest or a network, is theirs by their weights.
 
 use lasthop_frame::VnetHdr;
-use lasthop_tests_process::{Guest, Lasthop, Netns, Options, PATIENCE, Port, mac, number_of, numbered, scratch};
+use lasthop_tests_process::{
+    Guest, Lasthop, Netns, Options, PATIENCE, Port, becomes, mac, number_of, numbered, release, scratch,
+};
 use lasthop_text::MacAddr;
 use std::time::{Duration, Instant};
 
@@ -92,6 +94,35 @@ fn senders_of_a_slow_guest_get_shares_by_their_weights() {
         rivals.check(&mut sink, 1_000_000, Duration::from_millis(1));
         rivals.lasthop.check_sums();
     }
+}
+
+/// What priorities come to, the next program of `lasthop run` knows, and says so again when something else is set.
+#[test]
+fn a_priority_holds_under_another_program() {
+    let mut rivals = Rivals::new(None, &["--helpers", "none"]);
+    let socket = rivals.dir.path().join("sink.sock");
+    let mut sink = Guest::connect(&socket, mac(3), Options::net(|n| n.size = 64));
+    let [a, b] = &mut rivals.senders;
+    a.greet(&mut sink, 1);
+    b.greet(&mut sink, 2);
+    let set = |rivals: &Rivals, port: &str, option: &str, value: &str| {
+        rivals.lasthop.command(&["port", "set", port, option, value]);
+    };
+    set(&rivals, "a", "--priority", "2");
+    set(&rivals, "b", "--priority", "1");
+    let share = |rivals: &mut Rivals, sink: &mut Guest, fair: f64, why: &str| {
+        rivals.share(sink, 500_000, Duration::from_millis(1), [1000, 1000], fair, why);
+    };
+    becomes(&rivals.lasthop, &release(rivals.dir.path(), "one"));
+    set(&rivals, "a", "--rate-from", "100G");
+    share(&mut rivals, &mut sink, 0.95, "under another program");
+    // From here on nobody comes before anybody else, and each has the share that its own weight says. Who was told of a larger one, for there was one below it, is
+    // told of that.
+    set(&rivals, "a", "--priority", "1");
+    becomes(&rivals.lasthop, &release(rivals.dir.path(), "two"));
+    set(&rivals, "sink", "--priority", "1");
+    set(&rivals, "a", "--weight", "300");
+    share(&mut rivals, &mut sink, 0.75, "without others below");
 }
 
 /// A network that takes 100 Mbit/s, behind an uplink. Its socket would take 8 MiB and then nothing for 0.15 s: with that, a sender's ring ran
