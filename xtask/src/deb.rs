@@ -54,9 +54,12 @@ pub fn run(programs: Option<&Path>) -> Result<(), String> {
 
 pub fn build() -> Result<PathBuf, String> {
     let packages = ["lasthop"].iter().chain(&LIBEXEC).chain([&LIBRARY.1]);
-    let arguments: Vec<&str> =
-        ["build", "--release"].into_iter().chain(packages.flat_map(|package| ["--package", package])).collect();
-    cargo(&arguments)?;
+    // What is built together has the features of all: the switch is not to have the device's engine in it.
+    let (device, others): (Vec<&str>, Vec<&str>) = packages.copied().partition(|package| *package == "lasthop-device");
+    for packages in [others, device] {
+        let packages = packages.into_iter().flat_map(|package| ["--package", package]);
+        cargo(&["build", "--release"].into_iter().chain(packages).collect::<Vec<_>>())?;
+    }
     Ok(root().join("target/release"))
 }
 

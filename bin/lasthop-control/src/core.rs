@@ -534,6 +534,7 @@ impl Core {
             // Without a descriptor, or handled by the loop.
             SupervisorToControl::DatapathChannel
             | SupervisorToControl::LargerTable { .. }
+            | SupervisorToControl::DmaCounters
             | SupervisorToControl::ApiSocket { .. }
             | SupervisorToControl::OvsSocket
             | SupervisorToControl::Shutdown => self.counts.malformed += 1,

@@ -179,6 +179,7 @@ async fn serve<D: Decider>(given: Descriptors, beat: &Arc<Beat>, mut decider: Op
                             replace(if read_only { &mut readers } else { &mut owners }, serve(fd, read_only));
                         }
                         (SupervisorToControl::LargerTable { marks }, Some(fd)) => core.larger_table(marks, fd),
+                        (SupervisorToControl::DmaCounters, Some(fd)) => core.dma_counters(fd),
                         (SupervisorToControl::OvsSocket, Some(fd)) => listen(&mut decider, fd),
                         (message, _) => hear_supervisor(&mut core, &mut decider, message, now_ms()),
                     }

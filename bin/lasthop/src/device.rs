@@ -5,7 +5,7 @@ use crate::client::{CliError, Instance, collect};
 use crate::list::all_ports;
 use crate::run::{DEVICES_DIR, FAR_SOCKET, HOST_SOCKET};
 use crate::table::{Align, Table};
-use lasthop_api::{BusBytes, DeviceBus, DeviceTable, DeviceWalk, Port, SwitchProxy, SwitchStats};
+use lasthop_api::{BusBytes, DeviceBus, DeviceDma, DeviceTable, DeviceWalk, Port, SwitchProxy, SwitchStats};
 use lasthop_text::counted;
 use serde::Serialize;
 use std::path::Path;
@@ -103,12 +103,19 @@ pub struct Found {
     pub has_cable: bool,
     /// Why its lasthop says nothing, if it was asked and did not.
     pub away: Option<String>,
+    /// Its DMA engine, if it was asked and has one.
+    pub dma: Option<DeviceDma>,
 }
 
-/// Why a device's lasthop says nothing; `None` if it answers.
-pub fn away(run_dir: &Path, name: &str) -> Option<String> {
-    let instance = Instance::connect(&run_dir.join(DEVICES_DIR).join(name));
-    instance.and_then(|mut instance| all_ports(&mut instance)).err().map(|e| e.to_string())
+impl Found {
+    /// Asks it how it is.
+    pub fn ask(&mut self, run_dir: &Path) {
+        let instance = Instance::connect(&run_dir.join(DEVICES_DIR).join(&self.name));
+        match instance.and_then(|mut instance| instance.ask(async |c| c.stats().await)) {
+            Ok(stats) => self.dma = stats.device.and_then(|table| table.dma),
+            Err(e) => self.away = Some(e.to_string()),
+        }
+    }
 }
 
 /// The devices that there are, or should be, below a run directory.
@@ -116,7 +123,7 @@ pub fn found(run_dir: &Path) -> Vec<Found> {
     let entries = std::fs::read_dir(run_dir.join(DEVICES_DIR)).into_iter().flatten().flatten();
     let of = |entry: std::fs::DirEntry| {
         let (name, dir) = (entry.file_name().into_string().ok()?, entry.path());
-        dir.join("lock").exists().then(|| Found { name, has_cable: dir.join(FAR_SOCKET).exists(), away: None })
+        dir.join("lock").exists().then(|| Found { name, has_cable: dir.join(FAR_SOCKET).exists(), ..Found::default() })
     };
     let mut all: Vec<Found> = entries.filter_map(of).collect();
     all.sort_by(|one, other| one.name.cmp(&other.name));
@@ -180,11 +187,12 @@ fn stats(name: &str, shared: &SharedArgs) -> Result<String, CliError> {
 }
 
 fn text(f: &Figures) -> String {
-    let DeviceTable { rules, judged, recached, under_way, bus, walk } = &f.table;
+    let DeviceTable { rules, judged, recached, under_way, bus, walk, dma } = &f.table;
     let (bus, walks) = (account(bus), walk.as_ref().map(walked).unwrap_or_default());
+    let dma = dma.as_ref().map(copied).unwrap_or_default();
     format!(
         "table: {} of {rules} in use; control has {}\nmisses: {}: {judged} judged, {recached} re-cached without judging, {under_way} \
-         answered while their rule was on its way\n{walks}{bus}",
+         answered while their rule was on its way\n{walks}{bus}{dma}",
         counted(f.rules_used as u64, "rule"),
         counted(f.flows, "flow"),
         f.misses,
@@ -202,9 +210,23 @@ fn walked(of: &DeviceWalk) -> String {
     )
 }
 
+fn copied(of: &DeviceDma) -> String {
+    let DeviceDma { engine, state, threshold, copies, bytes, errors, overtaken, full, summed, taken_back, lost } = of;
+    let hangs = if state == "runs" {
+        String::new()
+    } else {
+        format!("; it hangs: {taken_back} copies taken back, {lost} lost, and the processor copies from now on")
+    };
+    format!(
+        "DMA engine ({engine}): {copies} copies of more than {threshold} bytes, {} in all; {errors} failed, {overtaken} overtaken at most; by the \
+         processor: {full} for want of room, {summed} with a checksum{hangs}\n",
+        size(*bytes),
+    )
+}
+
 fn account(of: &DeviceBus) -> String {
     let DeviceBus { bus_bytes, dma_bytes, whole_frame_bytes } = of;
-    let BusBytes { descriptors, headers, rules, walks, punts, talk, signals, wire } = *bus_bytes;
+    let BusBytes { descriptors, headers, rules, walks, punts, talk, dma, signals, wire } = *bus_bytes;
     let kinds = [
         ("descriptors", descriptors),
         ("headers", headers),
@@ -212,6 +234,7 @@ fn account(of: &DeviceBus) -> String {
         ("walks", walks),
         ("packets to control", punts),
         ("other messages", talk),
+        ("commands to the DMA engine", dma),
         ("doorbells and interrupts", signals),
         ("packets of uplinks", wire),
     ];

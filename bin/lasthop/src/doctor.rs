@@ -7,7 +7,7 @@
 //! |---|---|
 //! | `facts` | both looks, and what rose between them |
 //! | `finding` | a finding, and how it is written |
-//! | `devices` | devices of `--device` that are cut off |
+//! | `devices` | devices of `--device`: cut off, or with a DMA engine that hangs |
 //! | `front_end` | VMs: memory, drivers, rings, buffers |
 //! | `interface` | uplinks and devices that are guests: cables, segments, MTUs |
 //! | `rules` | what somebody has told ports and lists: denials, forged addresses, VLANs, cables that are pulled |
@@ -88,7 +88,7 @@ pub fn doctor(args: &DoctorArgs) -> Result<(String, bool), CliError> {
         std::thread::sleep(Duration::from_secs(args.seconds));
     }
     let mut now = look(&mut instance, run_dir)?;
-    now.devices.iter_mut().for_each(|device| device.away = crate::device::away(run_dir, &device.name));
+    now.devices.iter_mut().for_each(|device| device.ask(run_dir));
     if let Some(port) = args.port.as_ref().filter(|port| !now.ports.iter().any(|p| p.name == **port)) {
         return Err(no_such(&now, port));
     }

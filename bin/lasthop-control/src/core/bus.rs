@@ -70,6 +70,7 @@ impl Messages {
             walks: 0,
             punts: self.punts,
             talk: self.talk,
+            dma: 0,
             signals: short(hosts.signals * u128::from(SIGNAL)),
             wire: short(wire.bytes_from + wire.bytes_to),
         };

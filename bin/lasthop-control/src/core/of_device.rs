@@ -2,7 +2,8 @@
 
 use super::bus::{Messages, Ports};
 use super::{Command, Core};
-use lasthop_api::{DeviceTable, DeviceWalk};
+use lasthop_api::{DeviceDma, DeviceTable, DeviceWalk};
+use lasthop_dma_counters::{Counts, DmaPage};
 use lasthop_ipc::PortInfo;
 use lasthop_larger_table::{Marks, Writer};
 use lasthop_policy::{Published, Recalls};
@@ -11,6 +12,10 @@ use std::os::fd::OwnedFd;
 /// Marks that are looked at in a part, and flows that were found in walks since they were looked at before: a tenth of a millisecond, and half of one.
 const LOOKED_AT: u32 = 8192;
 const FOUND: usize = 256;
+
+/// Bytes of a command to the DMA engine, and of its completion record, in the layout of Intel's Data Streaming Accelerator. Both cross the bus: the
+/// card writes one into the host's memory and reads the other.
+const COMMAND: u64 = 64 + 32;
 
 /// The device.
 #[derive(Debug)]
@@ -24,6 +29,8 @@ pub(super) struct OfDevice {
     /// Memory of the larger table and its marks, for when it is connected.
     given: [Option<OwnedFd>; 2],
     larger: Option<Larger>,
+    /// Where its DMA engine counts.
+    dma: Option<DmaPage>,
 }
 
 /// The table that it walks, with all flows.
@@ -42,7 +49,7 @@ struct Larger {
 impl OfDevice {
     /// One with room for so many rules.
     pub fn new(rules: usize) -> Self {
-        Self { rules, bus: Messages::default(), ports: Ports::default(), given: [None, None], larger: None }
+        Self { rules, bus: Messages::default(), ports: Ports::default(), given: [None, None], larger: None, dma: None }
     }
 
     /// There are marks to be looked at, a part at a time.
@@ -116,6 +123,13 @@ impl Core {
         }
     }
 
+    /// Where the device's DMA engine counts.
+    pub fn dma_counters(&mut self, page: OwnedFd) {
+        if let Some(device) = &mut self.device {
+            device.dma = DmaPage::map(page).inspect_err(|e| tracing::error!("a device's page of counters: {e}")).ok();
+        }
+    }
+
     /// The device is connected: it walks the table that was given for it, if one was, which has no flow yet.
     pub(super) fn begin_larger_table(&mut self) {
         let Some(device) = &mut self.device else { return };
@@ -152,7 +166,7 @@ impl Core {
     /// As `lasthop device stats` shows it.
     pub(super) fn device_table(&self) -> Option<DeviceTable> {
         let Recalls { judged, recached, under_way } = self.policy.recalls();
-        let OfDevice { rules, bus, ports, larger, .. } = self.device.as_ref()?;
+        let OfDevice { rules, bus, ports, larger, dma, .. } = self.device.as_ref()?;
         let walk = larger.as_ref().map(|larger| {
             let lasthop_larger_table::Walks { walks, hits, ns, installed, bytes } = larger.marks.walks();
             let (flows, left_out) = (larger.writer.len() as u64, larger.left_out);
@@ -160,6 +174,15 @@ impl Core {
         });
         let mut bus = bus.account(ports);
         bus.bus_bytes.walks = walk.as_ref().map_or(0, |walk| walk.bytes);
-        Some(DeviceTable { rules: *rules as u64, judged, recached, under_way, bus, walk })
+        let dma = dma.as_ref().map(dma_engine);
+        bus.bus_bytes.dma = dma.as_ref().map_or(0, |dma| dma.copies.saturating_mul(COMMAND));
+        Some(DeviceTable { rules: *rules as u64, judged, recached, under_way, bus, walk, dma })
     }
+}
+
+fn dma_engine(page: &DmaPage) -> DeviceDma {
+    let Counts { copies, bytes, errors, overtaken, full, taken_back, lost, summed } = page.counts();
+    let (engine, state) = ("software".into(), if page.is_given_up() { "hangs" } else { "runs" }.into());
+    let threshold = page.threshold();
+    DeviceDma { engine, state, threshold, copies, bytes, errors, overtaken, full, summed, taken_back, lost }
 }

@@ -1,13 +1,32 @@
-//! Devices of `lasthop run --device`: whether each answers, and whether they and the host reach each other.
+//! Devices of `lasthop run --device`: whether each answers, whether its DMA engine runs, and whether they and the host reach each other.
 
 use super::facts::{Facts, Seen, setting};
 use super::finding::Finding;
 use crate::device::Found;
-use lasthop_api::Port;
+use lasthop_api::{DeviceDma, Port};
 
 pub fn findings(facts: &Facts<'_>) -> Vec<Finding> {
     let cable = |device: &Found| device.has_cable.then(|| cut_off(facts, &device.name)).flatten();
-    facts.now.devices.iter().filter_map(|device| away(device).or_else(|| cable(device))).collect()
+    let cut_off = facts.now.devices.iter().filter_map(|device| away(device).or_else(|| cable(device)));
+    let engines = facts.now.devices.iter().filter_map(|device| hangs(Some(&device.name), device.dma.as_ref()?));
+    // This lasthop may be a device's own.
+    let own = facts.now.switch.device.as_ref().and_then(|table| hangs(None, table.dma.as_ref()?));
+    cut_off.chain(engines).chain(own).collect()
+}
+
+/// Its DMA engine was given up.
+fn hangs(device: Option<&str>, dma: &DeviceDma) -> Option<Finding> {
+    let finding = match device {
+        Some(name) => {
+            Finding::at(name, "dma-hangs", format!("the DMA engine of device {name} hangs, and the processor copies"))
+        }
+        None => Finding::of_all("dma-hangs", "the DMA engine of this device hangs, and the processor copies"),
+    };
+    let copies = |n: u64| if n == 1 { "1 copy".to_owned() } else { format!("{n} copies") };
+    let finding = finding.seen(format!("it hung in {}, whose receivers' ports broke", copies(dma.lost)));
+    let finding = finding.seen(format!("{} that it had not begun were made by the processor", copies(dma.taken_back)));
+    let remedy = "a device that is started again has a new engine: `pgrep -a lasthop-device`, and `kill` it; guests' ports connect anew by themselves";
+    (dma.state != "runs").then(|| finding.remedy(remedy))
 }
 
 fn away(device: &Found) -> Option<Finding> {
@@ -50,13 +69,14 @@ fn cut_off(facts: &Facts<'_>, device: &str) -> Option<Finding> {
 mod tests {
     use super::super::facts::testutil::*;
     use super::*;
+    use lasthop_api::DeviceTable;
 
     #[test]
     fn a_device_that_is_cut_off_is_found() {
         let site = |state: &str, link: &[(&str, &str)], has_cable| {
             let path = "/run/lasthop/devices/nic0/cable.sock".into();
             let mut now = seen(&[told(Port { state: state.into(), path, ..up("nic0") }, link)]);
-            now.devices = vec![Found { name: "nic0".into(), has_cable, away: None }];
+            now.devices = vec![Found { name: "nic0".into(), has_cable, ..Found::default() }];
             now
         };
         let kinds =
@@ -73,10 +93,29 @@ mod tests {
         let alone = Seen { ports: vec![up("a")], ..site("up", &[], false) };
         assert_eq!(kinds(&alone, &alone), [""; 0], "cable=off");
     }
+
+    #[test]
+    fn a_dma_engine_that_hangs_is_found_by_the_host_and_by_the_device() {
+        let engine = |state: &str| DeviceDma { state: state.into(), lost: 1, taken_back: 30, ..DeviceDma::default() };
+        let found = |state: &str| {
+            let mut now = seen(&[up("a")]);
+            now.devices = vec![Found { name: "nic0".into(), dma: Some(engine(state)), ..Found::default() }];
+            now.switch.device = Some(DeviceTable { dma: Some(engine(state)), ..DeviceTable::default() });
+            findings(&facts(&now, &now))
+        };
+        assert!(found("runs").is_empty());
+        let found = found("hangs");
+        assert_eq!(
+            found.iter().map(|f| (f.kind, f.port.as_deref())).collect::<Vec<_>>(),
+            [("dma-hangs", Some("nic0")), ("dma-hangs", None)]
+        );
+        assert_eq!(&*found[0].evidence[0], "it hung in 1 copy, whose receivers' ports broke");
+    }
+
     #[test]
     fn of_a_device_that_is_away_nothing_else_is_said() {
         let mut now = seen(&[up("a")]);
-        now.devices = vec![Found { name: "nic0".into(), has_cable: true, away: Some("no answer".into()) }];
+        now.devices = vec![Found { name: "nic0".into(), has_cable: true, away: Some("no answer".into()), dma: None }];
         let found = findings(&facts(&now, &now));
         assert_eq!((found.len(), found[0].kind, &*found[0].evidence[0]), (1, "device-away", "no answer"));
     }

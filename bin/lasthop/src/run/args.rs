@@ -1,5 +1,6 @@
 //! Arguments of `lasthop run`.
 
+use super::dma;
 use super::open_vswitch::{Decides, is_interface};
 use super::owner::FileOwner;
 use super::settings_text::take_settings;
@@ -59,9 +60,10 @@ pub struct RunArgs {
     /// A device: a switch of its own as a card would be one, a process with a small table of rules, engines and ports, which its own control
     /// fills. rules: places of the table, 16 to 65536 [default: 1024]. engines: CPUs that its engines have for themselves, like
     /// engines=2-3 or engines=2:4 [default: helpers, as without a device]. walk=on: where no rule matches, it looks
-    /// for a flow in the table of all flows, in memory of the host, before it asks control. cable=off: its ports and those of this lasthop do not reach each
+    /// for a flow in the table of all flows, in memory of the host, before it asks control. dma=on: a DMA engine, which here is a thread of its
+    /// own, copies what is longer than dma-threshold bytes [default: 128] from VM to VM. cable=off: its ports and those of this lasthop do not reach each
     /// other; without, there is a cable between the port NAME here and the port "host" there. See `lasthop device list`. May be repeated
-    #[arg(long = "device", value_name = "NAME[,rules=N][,engines=LIST][,walk=on][,cable=off]", value_parser = parse_device)]
+    #[arg(long = "device", value_name = "NAME[,rules=N][,engines=LIST][,walk=on][,dma=on][,cable=off]", value_parser = parse_device)]
     pub devices: Vec<DeviceArg>,
     /// An uplink: a port that is a network interface of this host. Drivers: tap, af_packet, af_xdp; with driver=tap a TAP device
     /// that does not exist is made. Without: tap if it is a TAP device, else af_packet.
@@ -113,9 +115,17 @@ pub struct RunArgs {
     /// This is a device that walks the table of all flows before it asks control
     #[arg(long, hide = true, requires = "device_rules")]
     pub device_walk: bool,
+    /// This is a device whose DMA engine copies what is longer than so many bytes
+    #[arg(long, value_name = "BYTES", hide = true, requires = "device_rules")]
+    pub device_dma: Option<usize>,
 }
 
 impl RunArgs {
+    /// The program that is its data plane.
+    pub fn data_plane(&self) -> &'static str {
+        if self.device_rules.is_some() { "lasthop-device" } else { "lasthop-switch" }
+    }
+
     /// The same for lasthop-switch. `cpus` are those it may use.
     pub fn for_switch(&self, cpus: &CpuList) -> SwitchSettings {
         let numbers = |list: &CpuList| list.iter().collect::<Vec<_>>();
@@ -292,6 +302,10 @@ pub struct DeviceArg {
     pub cable: bool,
     /// Whether it walks control's table of all flows before it asks control.
     pub walk: bool,
+    /// Whether a DMA engine copies for it.
+    pub dma: bool,
+    /// From how many bytes on that does not.
+    pub dma_threshold: usize,
 }
 
 /// What a TCAM of a card may have.
@@ -301,7 +315,8 @@ fn parse_device(text: &str) -> Result<DeviceArg, String> {
     let mut words = text.split(',');
     let name = words.next().unwrap_or_default();
     check_name(name)?;
-    let mut device = DeviceArg { name: name.into(), rules: 1024, engines: None, cable: true, walk: false };
+    let (walk, dma, dma_threshold) = (false, false, dma::THRESHOLD);
+    let mut device = DeviceArg { name: name.into(), rules: 1024, engines: None, cable: true, walk, dma, dma_threshold };
     for word in words {
         match word.split_once('=') {
             Some(("rules", n)) => {
@@ -317,10 +332,12 @@ fn parse_device(text: &str) -> Result<DeviceArg, String> {
             Some(("cable", "off")) => device.cable = false,
             Some(("walk", "on")) => device.walk = true,
             Some(("walk", "off")) => device.walk = false,
+            Some(("dma", engine)) => device.dma = dma::is_wanted(engine)?,
+            Some(("dma-threshold", bytes)) => device.dma_threshold = dma::threshold(bytes)?,
             _ => {
                 let hint = if word.starts_with(|c: char| c.is_ascii_digit()) { "write ':' between CPUs; " } else { "" };
                 return Err(format!(
-                    "unknown option {word:?}; {hint}there are rules=N, engines=LIST, walk=on and cable=off"
+                    "unknown option {word:?}; {hint}there are rules=N, engines=LIST, walk=on, dma=on, dma-threshold=BYTES and cable=off"
                 ));
             }
         }

@@ -125,6 +125,9 @@ impl Device {
             arguments.push("--device-walk".into());
         }
         let mut add = |option: &str, value: OsString| arguments.extend([option.into(), value]);
+        if arg.dma {
+            add("--device-dma", arg.dma_threshold.to_string().into());
+        }
         add("--run-dir", below(&args.run_dir));
         add("--state-dir", below(&args.state_dir));
         add("--device-rules", arg.rules.to_string().into());

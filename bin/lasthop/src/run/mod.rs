@@ -63,6 +63,7 @@ mod cgroup_accounting;
 mod child;
 mod closing;
 mod devices;
+mod dma;
 mod driver;
 mod given;
 mod handover;

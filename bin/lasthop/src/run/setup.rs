@@ -57,6 +57,8 @@ pub struct Setup {
     pub control: PathBuf,
     /// Places of the data plane's table, if it is a device's, and whether that walks the table of all flows.
     pub rules: Option<(usize, bool)>,
+    /// If it is one that has a DMA engine: copies of up to so many bytes are not for that.
+    pub dma: Option<usize>,
     /// How many connections it has room for.
     pub connections: usize,
     /// Program of ports' sessions.
@@ -118,8 +120,7 @@ impl Setup {
         check_cores(args, cpus.as_ref().unwrap_or(&allowed))?;
         let given = Given::new(args)?;
         let (ports, devices) = (absolute(&given.ports)?, given.devices());
-        let switch = if args.device_rules.is_some() { "lasthop-device" } else { "lasthop-switch" };
-        let switch = (switch, find_program(switch, args.libexec.as_deref())?);
+        let switch = (args.data_plane(), find_program(args.data_plane(), args.libexec.as_deref())?);
         let session = find_program("lasthop-session", args.libexec.as_deref())?;
         let is_ovs = args.control == Decides::Ovs;
         let control = find_program(open_vswitch::program(is_ovs), args.libexec.as_deref())?;
@@ -159,6 +160,7 @@ impl Setup {
             switch,
             devices: devices_wanted,
             rules: args.device_rules.map(|rules| (rules, args.device_walk)),
+            dma: args.device_dma,
             control,
             connections: args.connections,
             session,

@@ -23,8 +23,8 @@ use super::store::Store;
 use super::switch_log::SwitchLog;
 use super::upgrade::{Asked, Upgrade};
 use super::uplink::{Switch, Uplink};
-use super::walk;
 use super::{RunError, RunError::Failed};
+use super::{dma, walk};
 use lasthop_hostview::HostMonitor;
 use lasthop_ipc::{RateLimit, SupervisorToSwitch, SwitchSettings, SwitchToSupervisor};
 use lasthop_management_ipc::{ControlToSupervisor, DeviceState, SupervisorToControl};
@@ -138,6 +138,8 @@ pub struct Supervisor {
     /// What Open vSwitch needs, where it decides.
     pub(super) ovs: Option<OpenVswitch>,
     pub(super) journal: OwnedFd,
+    /// Where a device's DMA engine counts.
+    pub(super) dma: Option<OwnedFd>,
     /// How the switch moves packets.
     pub(super) for_switch: SwitchSettings,
     /// What cores and VMs do.
@@ -178,6 +180,7 @@ pub enum Next {
 #[derive(Debug)]
 pub(super) struct Outliving {
     pub(super) journal: OwnedFd,
+    pub(super) dma: Option<OwnedFd>,
     pub(super) monitor: HostMonitor,
     pub(super) missing: Missing,
     pub(super) boost: Option<Boost>,
@@ -188,13 +191,14 @@ impl Supervisor {
     pub fn new(mut setup: Setup) -> Result<Self, RunError> {
         let system = |what: &str, e: rustix::io::Errno| Failed(format!("{what}: {e}"));
         let journal = journal().map_err(|e| system("memfd_create", e))?;
+        let dma = setup.dma.map(|_| dma::page()).transpose().map_err(|e| Failed(format!("memfd_create: {e}")))?;
         let mut missing = Missing::default();
         let monitor = missing.monitor(setup.bpf).map_err(|e| system("memfd_create", e))?;
         let boost = missing.boost();
         let [ports, saved_ports] = [&mut setup.ports, &mut setup.saved].map(std::mem::take);
         let (uplinks, saved_uplinks) = (std::mem::take(&mut setup.uplinks), std::mem::take(&mut setup.saved_uplinks));
         let also_saved = std::mem::take(&mut setup.also_saved);
-        let mut supervisor = Self::assemble(setup, Outliving { journal, monitor, missing, boost })?;
+        let mut supervisor = Self::assemble(setup, Outliving { journal, dma, monitor, missing, boost })?;
         for port in ports {
             let saved = also_saved.contains(&port.name);
             let mut port = supervisor.number(port, saved);
@@ -222,13 +226,15 @@ impl Supervisor {
         let epoll = Epoll::new().map_err(|e| system("epoll", e))?;
         let signals = SignalFd::new().map_err(|e| system("signalfd", e))?;
         epoll.add(&signals, SIGNALS, Trigger::Level).map_err(|e| system("epoll", e))?;
-        let Outliving { journal, monitor, missing, boost } = outliving;
+        let Outliving { journal, dma, monitor, missing, boost } = outliving;
         let arguments = |text: &[&str]| text.iter().map(ToString::to_string).collect::<Vec<_>>();
         let mut for_switch = arguments(&["--supervisor-fd", "3", "--journal-fd", "4", "--host-view-fd", "5"]);
         if let Some(boost) = &boost {
             epoll.add(boost, BOOST, Trigger::Level).map_err(|e| system("epoll", e))?;
             for_switch.extend(arguments(&["--boost-fd", "6"]));
         }
+        let behind = 6 + usize::from(boost.is_some());
+        for_switch.extend(setup.dma.into_iter().flat_map(|threshold| dma::arguments(threshold, behind)));
         let read_api = setup.served.iter().any(|served| served.serves() == Serves::Readers);
         let (control_name, mut for_control) = open_vswitch::control(read_api, setup.ovs.is_some());
         for_control.extend(arguments(&["--connections", &setup.connections.to_string()]));
@@ -280,6 +286,7 @@ impl Supervisor {
             presence,
             ovs: setup.ovs,
             journal,
+            dma,
             for_switch: setup.for_switch,
             monitor,
             missing,
@@ -438,7 +445,8 @@ impl Supervisor {
     /// Descriptors that a switch is started with, in the order of its arguments.
     pub(super) fn for_new_switch(&self) -> io::Result<Vec<OwnedFd>> {
         let boost = self.boost.as_ref().map(Boost::ask);
-        let descriptors = [self.journal.as_fd(), self.monitor.view()].into_iter().chain(boost);
+        let dma = self.dma.iter().map(AsFd::as_fd);
+        let descriptors = [self.journal.as_fd(), self.monitor.view()].into_iter().chain(boost).chain(dma);
         descriptors.map(|fd| fd.try_clone_to_owned()).collect()
     }
 
@@ -450,7 +458,7 @@ impl Supervisor {
     /// Gives the switch and control new rings to each other; they drop those they may still have.
     pub(super) fn join_children(&mut self) {
         let switch = self.upgrade.as_mut().and_then(Upgrade::controlled).unwrap_or(&mut self.switch);
-        match walk::join(switch, &mut self.control) {
+        match walk::join(switch, &mut self.control, self.dma.as_ref()) {
             Ok(()) => {}
             Err(e) => {
                 // Out of descriptors: start control afresh, which comes here again.

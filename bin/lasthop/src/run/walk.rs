@@ -14,6 +14,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 pub fn join(
     switch: &mut Child<SupervisorToSwitch, SwitchToSupervisor>,
     control: &mut Child<SupervisorToControl, ControlToSupervisor>,
+    dma: Option<&OwnedFd>,
 ) -> Result<(), ChannelError> {
     let (for_switch, beside_switch) = ring_pair()?;
     let for_control = if switch.has_second() {
@@ -30,6 +31,9 @@ pub fn join(
     } else {
         beside_switch
     };
+    if let Some(page) = dma {
+        control.send(SupervisorToControl::DmaCounters, Some(page.try_clone().map_err(of_system)?));
+    }
     switch.send(SupervisorToSwitch::ControlChannel, Some(for_switch));
     control.send(SupervisorToControl::DatapathChannel, Some(for_control));
     Ok(())

@@ -207,6 +207,7 @@ pub fn control(_called: &Path) {
                             }
                             SupervisorToControl::Lists(_)
                             | SupervisorToControl::LargerTable { .. }
+                            | SupervisorToControl::DmaCounters
                             | SupervisorToControl::ListsKept(_)
                             | SupervisorToControl::Uplinks(_)
                             | SupervisorToControl::Devices(_)

@@ -18,6 +18,35 @@ pub struct DeviceTable {
     pub bus: DeviceBus,
     /// Where it walks the larger table before it asks control: what that came to, since the two were last connected.
     pub walk: Option<DeviceWalk>,
+    /// Where it has a DMA engine: what that has copied, since the device's process began.
+    pub dma: Option<DeviceDma>,
+}
+
+/// The DMA engine of a device.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomType)]
+pub struct DeviceDma {
+    /// What it is: `software`, a thread.
+    pub engine: String,
+    /// `runs`, or `hangs`: it is given nothing any more, and the processor copies.
+    pub state: String,
+    /// Copies of up to so many bytes are the processor's.
+    pub threshold: u64,
+    /// Copies that it has completed.
+    pub copies: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Those that it has completed in part only; the processor has copied the rest.
+    pub errors: u64,
+    /// The most copies that were asked for before a copy and completed after it.
+    pub overtaken: u64,
+    /// Copies that found its ring full, and the processor has made.
+    pub full: u64,
+    /// Copies that had to be summed as well, and the processor has made.
+    pub summed: u64,
+    /// Copies that were taken back when it hung, and the processor has made.
+    pub taken_back: u64,
+    /// Copies that it hung in: their ports broke.
+    pub lost: u64,
 }
 
 /// Walks of the table of all flows, in the host's memory.
@@ -66,6 +95,8 @@ pub struct BusBytes {
     pub punts: u64,
     /// What else the device and control say to each other: how ports are, what rules have carried.
     pub talk: u64,
+    /// Commands to the DMA engine, and its completion records.
+    pub dma: u64,
     /// Doorbells and interrupts.
     pub signals: u64,
     /// Packets between VMs and the device's own uplinks.
@@ -75,7 +106,7 @@ pub struct BusBytes {
 impl BusBytes {
     /// Of all kinds.
     pub fn sum(&self) -> u64 {
-        let Self { descriptors, headers, rules, walks, punts, talk, signals, wire } = *self;
-        [descriptors, headers, rules, walks, punts, talk, signals, wire].into_iter().fold(0, u64::saturating_add)
+        let Self { descriptors, headers, rules, walks, punts, talk, dma, signals, wire } = *self;
+        [descriptors, headers, rules, walks, punts, talk, dma, signals, wire].into_iter().fold(0, u64::saturating_add)
     }
 }

@@ -40,6 +40,8 @@ pub enum SupervisorToControl {
         /// Which.
         marks: bool,
     },
+    /// The page in which a device's DMA engine counts travels with this message; before `DatapathChannel`.
+    DmaCounters,
     /// All ports as configured; sent at the start and after every change.
     Ports(Vec<PortConfig>),
     /// Answer to `PortAdd`, `PortSet`, `PortDel` or `PortRename`: an error says what is wrong and what to do.

@@ -59,8 +59,8 @@ impl From<DropReason> for Undelivered {
 
 /// A ring that packets are being written into, with its lock held.
 pub(crate) struct Target<'a> {
-    started: &'a mut StartedQueue,
-    memory: &'a GuestMemory,
+    pub(crate) started: &'a mut StartedQueue,
+    pub(crate) memory: &'a GuestMemory,
     buffers: ReceiveBuffers<'a>,
     /// Frames still to come.
     to_come: usize,
@@ -69,7 +69,7 @@ pub(crate) struct Target<'a> {
     any_frame: usize,
     header_len: usize,
     join: bool,
-    counters: &'a PortCounters,
+    pub(crate) counters: &'a PortCounters,
     /// Delivered so far.
     pub(crate) packets: u64,
     pub(crate) bytes: u64,
@@ -80,7 +80,7 @@ pub(crate) struct Target<'a> {
     /// What was done, but for packets that took the shortest way.
     work: usize,
     /// What broke the ring.
-    broken: Option<QueueError>,
+    pub(crate) broken: Option<QueueError>,
     /// Why packets find no buffers.
     reason: DropReason,
 }
@@ -467,6 +467,8 @@ impl<'a> Target<'a> {
     /// Shows the driver all that was delivered; to be called once. Whether it wants an interrupt, and what broke the ring. (Not by value: that
     /// would copy all chains.)
     pub(crate) fn finish(&mut self) -> (bool, Option<QueueError>) {
+        #[cfg(feature = "engine")]
+        self.await_copies();
         self.counters.packets.add(self.packets);
         self.counters.bytes.add(self.bytes);
         self.buffers.give_back(&mut self.started.ring);

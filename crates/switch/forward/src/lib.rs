@@ -9,6 +9,8 @@ mod current_flow;
 mod cursor;
 mod datapath;
 mod deliver;
+#[cfg(feature = "engine")]
+mod engine;
 mod known;
 mod orders;
 mod packet;

@@ -128,10 +128,10 @@ impl Upcalls {
         s.packet.payload_at = packet.header().len();
         (s.id, s.since_ms, s.use_) = (id, now_ms, Use::Waiting);
         slots.unreported.push_back(slot);
-        // The header as it was classified, and the payload behind it.
+        // The header as it was classified, and the payload behind it: summed, for such a copy is made at once where an engine makes the others.
         let mut to = Cursor::new(std::slice::from_ref(&place));
         to.write(packet.header());
-        to.copy_from(&mut packet.payload(pieces, packet.header().len()), packet.payload_len());
+        to.copy_from_with_sum(&mut packet.payload(pieces, packet.header().len()), packet.payload_len());
         Ok(())
     }
 

@@ -29,7 +29,7 @@ const CHUNK: usize = 1024;
 const SMALL_PAGE: usize = 4096;
 
 #[derive(Debug)]
-struct GuardedMapping {
+pub(crate) struct GuardedMapping {
     /// Odd while `start` and `len` change; moves on with each change.
     sequence: AtomicU32,
     /// 0: free.
@@ -37,7 +37,7 @@ struct GuardedMapping {
     len: AtomicUsize,
     /// Bytes of a page of its file.
     page: AtomicUsize,
-    faulted: AtomicBool,
+    pub(crate) faulted: AtomicBool,
 }
 
 /// A mapping, as the table has it: `[start, start + len)`, of a file with pages of so many bytes.
@@ -187,7 +187,7 @@ impl Slot {
 }
 
 /// The slot that `addr` lies in, and what it says.
-fn find(addr: usize) -> Option<(&'static GuardedMapping, Mapping)> {
+pub(crate) fn find(addr: usize) -> Option<(&'static GuardedMapping, Mapping)> {
     let mut chunk = Some(&TABLE);
     while let Some(here) = chunk {
         for slot in &here.slots {
@@ -239,7 +239,7 @@ extern "C" fn on_sigbus(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc
 
 /// Puts zero pages over `[from, from + len)`, which lies in a live mapping of this crate: the head of this file says why it is the
 /// one that is being accessed right now, and that whoever accesses it keeps it alive meanwhile.
-fn put_zeros(from: usize, len: usize) -> bool {
+pub(crate) fn put_zeros(from: usize, len: usize) -> bool {
     // SAFETY: as above; replacing pages there keeps every pointer into them valid.
     let mapped = unsafe {
         libc::mmap(

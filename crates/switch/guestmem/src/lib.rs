@@ -16,11 +16,14 @@ mod array;
 mod charge;
 mod copy;
 mod dirty;
+#[cfg(feature = "engine")]
+pub mod engine;
 mod entries;
 mod fault;
 mod fill;
 mod memory;
-#[cfg(feature = "meter")]
+#[cfg(any(feature = "meter", feature = "engine"))]
+#[cfg_attr(not(feature = "meter"), allow(dead_code))]
 pub mod meter;
 mod region;
 mod slice;

@@ -18,6 +18,13 @@ pub(crate) fn add(bytes: usize) {
     MOVED.set(MOVED.get() + bytes as u64);
 }
 
+/// Bytes that were summed as well.
+pub(crate) fn add_summed(bytes: usize) {
+    add(bytes);
+    #[cfg(feature = "engine")]
+    crate::engine::summed();
+}
+
 /// Addresses that this thread has looked up so far.
 pub fn looked_up() -> u64 {
     LOOKED_UP.get()

@@ -66,8 +66,8 @@ pub(crate) struct Region {
     pub(crate) spec: RegionSpec,
     /// The region's first byte.
     pub(crate) host: *mut u8,
-    base: *mut u8,
-    mapped: usize,
+    pub(crate) base: *mut u8,
+    pub(crate) mapped: usize,
     /// Unmapped at a time.
     piece: usize,
     slot: fault::Slot,
@@ -163,6 +163,8 @@ pub(crate) fn check(spec: &RegionSpec) -> Result<(), MapError> {
 
 impl Drop for Region {
     fn drop(&mut self) {
+        #[cfg(feature = "engine")]
+        crate::engine::let_go(self);
         // First: a slot must never name addresses that may be somebody else's by now.
         self.slot.release();
         // From its end, a piece at a time, of whole pages of the file.

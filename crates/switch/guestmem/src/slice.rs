@@ -1,6 +1,9 @@
 //! A run of guest memory and the only ways to touch it.
 
-use crate::copy;
+use crate::copy::{self, *};
+// What is copied from guest to guest is an engine's where there is one: this name goes before that of all in `copy`.
+#[cfg(feature = "engine")]
+use crate::engine::copy;
 use crate::memory::GuestMemory;
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -127,7 +130,7 @@ impl<'m> GuestSlice<'m> {
             && self.len <= to.len
         {
             // SAFETY: both slices lie in live mappings and have at least `offset + len` bytes; `copy` allows overlap.
-            unsafe { copy::copy(self.ptr.add(offset), to.ptr.add(offset), len) };
+            unsafe { copy(self.ptr.add(offset), to.ptr.add(offset), len) };
         }
     }
 
@@ -152,7 +155,7 @@ impl<'m> GuestSlice<'m> {
     pub fn copy_to(&self, to: &GuestSlice<'_>) -> usize {
         let len = self.len.min(to.len);
         // SAFETY: both slices lie in live mappings and have at least `len` bytes; memmove allows overlap.
-        unsafe { copy::copy(self.ptr, to.ptr, len) };
+        unsafe { copy(self.ptr, to.ptr, len) };
         len
     }
 
@@ -164,7 +167,7 @@ impl<'m> GuestSlice<'m> {
         let mut at = 0;
         while at + 32 <= len {
             // SAFETY: `at + 32 <= len` and both slices have `len` mapped bytes.
-            sum = unsafe { copy::copy_32_with_sum(self.ptr.add(at), to.ptr.add(at), sum) };
+            sum = unsafe { copy_32_with_sum(self.ptr.add(at), to.ptr.add(at), sum) };
             at += 32;
         }
         while at + 8 <= len {
@@ -178,8 +181,8 @@ impl<'m> GuestSlice<'m> {
             sum = next + u64::from(carry);
             at += 8;
         }
-        #[cfg(feature = "meter")]
-        crate::meter::add(at);
+        #[cfg(any(feature = "meter", feature = "engine"))]
+        crate::meter::add_summed(at);
         let mut tail = [0u8; 8];
         let left = len - at;
         self.read(at, &mut tail[..left]);

@@ -28,6 +28,8 @@ pub enum QueueError {
     Indirect(u32),
     #[error("guest memory disappeared: its backing file was truncated")]
     MemoryFault,
+    #[error("the DMA engine hangs in the middle of a copy; the front-end has to connect anew")]
+    Engine,
 }
 
 impl QueueError {

@@ -6,6 +6,8 @@
 mod chain;
 #[cfg(any(test, feature = "driver"))]
 pub mod driver;
+#[cfg(feature = "engine")]
+mod engine;
 mod error;
 mod journal;
 mod packed;

@@ -35,7 +35,7 @@ fn is_marked(device_event: &GuestSlice<'_>) -> bool {
 /// A used descriptor to be, in one word as it will be written: length (32 bits) and id (16), but in place of the flags how many
 /// slots its chain takes.
 #[derive(Clone, Copy, Debug)]
-struct Staged(u64);
+pub(crate) struct Staged(u64);
 
 impl Staged {
     #[inline(always)]
@@ -71,15 +71,15 @@ pub(crate) struct PackedRing {
     pub(crate) device_event: PinnedSlice<4>,
     pub(crate) size: u16,
     pub(crate) next_avail: Position,
-    next_used: Position,
+    pub(crate) next_used: Position,
     /// Used descriptors that the driver does not see yet; `next_used` is behind them. They are written when they are
     /// shown, the last one first: a device killed in between leaves a head that is whole and a tail that is used.
-    staged: Vec<Staged>,
+    pub(crate) staged: Vec<Staged>,
     /// Chains and slots staged since the last publication.
-    staged_chains: u16,
-    staged_slots: u16,
+    pub(crate) staged_chains: u16,
+    pub(crate) staged_slots: u16,
     /// Those of them that were written to.
-    staged_written: u16,
+    pub(crate) staged_written: u16,
     /// Where the last buffer of one piece lay, or near it.
     near: u64,
     event_idx: bool,

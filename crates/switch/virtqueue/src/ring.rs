@@ -16,10 +16,10 @@ const MOST_AHEAD: usize = 1024;
 /// A started ring, device side. One thread at a time: the queue's lock sees to it. With the memory it lies in, and how much had been asked for
 /// of its port when it last asked ahead.
 #[derive(Debug)]
-pub struct Ring(Layout, pub(crate) Arc<GuestMemory>, u64);
+pub struct Ring(pub(crate) Layout, pub(crate) Arc<GuestMemory>, u64);
 
 #[derive(Debug)]
-enum Layout {
+pub(crate) enum Layout {
     Split(SplitRing),
     Packed(PackedRing),
 }

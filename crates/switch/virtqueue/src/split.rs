@@ -41,8 +41,8 @@ pub(crate) struct SplitRing {
     /// The driver's index when it was last read.
     seen_avail: u16,
     /// Next entry of the used ring to fill; what the driver sees is `published`.
-    next_used: u16,
-    published: u16,
+    pub(crate) next_used: u16,
+    pub(crate) published: u16,
     /// Where the last buffer of one piece lay, or near it.
     near: u64,
     event_idx: bool,

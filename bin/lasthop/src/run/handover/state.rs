@@ -79,6 +79,8 @@ pub struct State {
     served: Vec<ServedState>,
     ovs: Option<OpenVswitchState>,
     journal: Fd,
+    #[serde(default)]
+    dma: Option<Fd>,
     view: Fd,
     monitor: Option<MonitorState>,
     missing: Missing,
@@ -165,6 +167,7 @@ impl Supervisor {
             served: self.served.iter().map(|served| served.hand_over(&mut giver)).collect(),
             ovs: self.ovs.as_ref().map(|ovs| ovs.hand_over(&mut giver)),
             journal: giver.fd(&self.journal),
+            dma: self.dma.as_ref().map(|page| giver.fd(page)),
             view,
             monitor,
             missing: self.missing.clone(),
@@ -190,6 +193,7 @@ impl Supervisor {
         });
         let outliving = Outliving {
             journal: taker.fd(state.journal)?,
+            dma: state.dma.map(|page| taker.fd(page)).transpose()?,
             monitor: HostMonitor::resumed(Handed { view: taker.fd(state.view)?, program: monitor.transpose()? }),
             missing: state.missing,
             boost: state.boost.map(|boost| Boost::resumed(boost, taker)).transpose()?,
@@ -251,7 +255,7 @@ fn setup_of(
     // Some may have been taken away since they were looked at: that is no reason to end.
     let left = |cpus: CpuList| cpus.iter().filter(|cpu| allowed.contains(*cpu)).collect::<CpuList>();
     let cpus = args.cpus.as_deref().and_then(|text| text.parse().ok()).map(left).filter(|cpus| !cpus.is_empty());
-    let switch = if args.device_rules.is_some() { "lasthop-device" } else { "lasthop-switch" };
+    let switch = args.data_plane();
     Ok(Setup {
         for_switch: args.for_switch(cpus.as_ref().unwrap_or(&allowed)),
         tx_batch: args.scheduling.tx_batch,
@@ -262,6 +266,7 @@ fn setup_of(
         devices: devices::wanted(args, cpus.as_ref())?,
         control: PathBuf::new(),
         rules: args.device_rules.map(|rules| (rules, args.device_walk)),
+        dma: args.device_dma,
         connections: args.connections,
         session: PathBuf::new(),
         ovs,

@@ -1,0 +1,312 @@
+//! A thread's work queue: a ring of descriptors, and a completion record for each.
+//!
+//! Places are numbered on and on; number `n` lies in slot `n % PLACES`. A slot has a word beside what the layout says, with the number of its
+//! place and whether its copy is asked for, begun, or over: whoever turns *asked for* into *begun* makes the copy, and nobody else. That is the engine, or whoever
+//! takes the copy back. The thread whose queue it is writes a slot anew only when all of its batch, which is less than a round, is settled.
+//!
+//! All is read and written as atomic words, so that a thread that lets memory go may look at any queue at any time. What it sees of a slot counts
+//! if the slot's word is the same before and after.
+
+use super::layout::{Completion, Descriptor, NONE, SUCCESS};
+use super::{Tally, run};
+use arrayvec::ArrayVec;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::{Mutex, PoisonError};
+use std::thread::Thread;
+use std::time::{Duration, Instant};
+use zerocopy::transmute;
+
+/// Places of a queue: a burst's packets in two pieces each. What finds none is the processor's.
+pub(super) const PLACES: u64 = 128;
+/// How many copies of a queue the engine has in view, as a group of hardware engines would: the shortest is next.
+pub(super) const IN_VIEW: usize = 8;
+
+const ASKED: u64 = 1;
+const BEGUN: u64 = 2;
+const OVER: u64 = 3;
+/// Made by somebody else than the engine.
+const TAKEN: u64 = 0;
+
+const fn word(number: u64, state: u64) -> u64 {
+    number << 2 | state
+}
+
+#[derive(Debug, Default)]
+struct Slot {
+    descriptor: [AtomicU64; 8],
+    word: AtomicU64,
+}
+
+/// One thread's.
+#[derive(Debug)]
+pub(super) struct Queue {
+    slots: [Slot; PLACES as usize],
+    completions: [Completion; PLACES as usize],
+    /// The first of the batch that is not settled, and the next to be asked for: its thread's.
+    first: AtomicU64,
+    next: AtomicU64,
+    /// The first that may still be asked for: the engine's.
+    engine: AtomicU64,
+    /// The most that a copy of the batch has overtaken.
+    overtaken: AtomicU64,
+    /// One of the batch was begun and given up: the batch stays, as the engine may go on with it at any time.
+    lost: AtomicBool,
+    /// Its thread sleeps until all is over.
+    waits: AtomicBool,
+    /// Its thread, while it has one.
+    thread: Mutex<Option<Thread>>,
+}
+
+/// A copy that the engine was given and has not completed.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Taken {
+    /// It never will: whoever has this makes it.
+    NotBegun(Descriptor),
+    /// It may go on with it at any time.
+    Begun(Descriptor),
+}
+
+impl Queue {
+    pub(super) fn new() -> Self {
+        Self {
+            slots: std::array::from_fn(|_| Slot::default()),
+            completions: std::array::from_fn(|_| Completion::default()),
+            // No slot's word is that of one of the first round.
+            first: AtomicU64::new(PLACES),
+            next: AtomicU64::new(PLACES),
+            engine: AtomicU64::new(PLACES),
+            overtaken: AtomicU64::new(0),
+            lost: AtomicBool::new(false),
+            waits: AtomicBool::new(false),
+            thread: Mutex::new(None),
+        }
+    }
+
+    /// One that has no thread, or a new one, for the calling thread.
+    pub(super) fn of_this_thread(all: &mut Vec<&'static Self>) -> &'static Self {
+        let free = all.iter().copied().find(|queue| queue.take_if_free());
+        free.unwrap_or_else(|| {
+            let queue: &'static Self = Box::leak(Box::new(Self::new()));
+            queue.take_if_free();
+            all.push(queue);
+            run::note_queues();
+            queue
+        })
+    }
+
+    fn take_if_free(&self) -> bool {
+        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        let free = thread.is_none();
+        if free {
+            *thread = Some(std::thread::current());
+        }
+        free
+    }
+
+    /// Its thread ends, and all is settled.
+    pub(super) fn give_back(&self) {
+        *self.thread.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    fn slot(&self, number: u64) -> &Slot {
+        &self.slots[(number % PLACES) as usize]
+    }
+
+    fn completion(&self, number: u64) -> &Completion {
+        &self.completions[(number % PLACES) as usize]
+    }
+
+    fn descriptor(&self, number: u64) -> Descriptor {
+        // Relaxed: the slot's word, read before, has the order.
+        transmute!(self.slot(number).descriptor.each_ref().map(|word| word.load(Ordering::Relaxed)))
+    }
+
+    /// The batch's numbers. Its thread's, or as they are just now.
+    fn batch(&self) -> Range<u64> {
+        let first = self.first.load(Ordering::Acquire);
+        first..self.next.load(Ordering::Acquire)
+    }
+
+    /// Asks for a copy. Its thread. False: there is no place, or it is too long.
+    #[inline]
+    pub(super) fn submit(&self, source: u64, destination: u64, len: usize) -> bool {
+        let (number, first) = (self.next.load(Ordering::Relaxed), self.first.load(Ordering::Relaxed));
+        if number - first >= PLACES || len > super::layout::MOST as usize {
+            return false;
+        }
+        let completion = self.completion(number);
+        completion.clear();
+        let descriptor = Descriptor::memmove(source, destination, len as u32, std::ptr::from_ref(completion) as u64);
+        let words: [u64; 8] = transmute!(descriptor);
+        let slot = self.slot(number);
+        for (at, word) in slot.descriptor.iter().zip(words) {
+            at.store(word, Ordering::Relaxed);
+        }
+        // Release, both: whoever sees the word or the number sees the descriptor.
+        slot.word.store(word(number, ASKED), Ordering::Release);
+        self.next.store(number + 1, Ordering::Release);
+        // The engine says that it sleeps, and then looks for work; we do it the other way round.
+        fence(Ordering::SeqCst);
+        true
+    }
+
+    /// Whether there is nothing in its batch to be waited for.
+    #[inline]
+    pub(super) fn is_settled(&self) -> bool {
+        self.batch().is_empty() || self.lost.load(Ordering::Relaxed)
+    }
+
+    /// See [`Queue::lost`].
+    pub(super) fn note_lost(&self) {
+        self.lost.store(true, Ordering::Relaxed);
+    }
+
+    fn is_over(&self, number: u64) -> bool {
+        self.completion(number).read().0 != NONE
+    }
+
+    /// Waits until there is a completion of each. Its thread. False: it took longer than so long.
+    pub(super) fn wait(&self, limit: Duration, began: Instant) -> bool {
+        let (mut batch, mut looks) = (self.batch(), 0);
+        loop {
+            while batch.start < batch.end && self.is_over(batch.start) {
+                batch.start += 1;
+            }
+            if batch.is_empty() {
+                return true;
+            }
+            looks += 1;
+            match looks {
+                0..200 => std::hint::spin_loop(),
+                200..230 => std::thread::yield_now(),
+                _ if began.elapsed() > limit => return false,
+                _ => self.sleep(&batch),
+            }
+        }
+    }
+
+    /// Until the engine has nothing left of this queue, or for a moment.
+    fn sleep(&self, batch: &Range<u64>) {
+        self.waits.store(true, Ordering::SeqCst);
+        if !batch.clone().all(|number| self.is_over(number)) {
+            std::thread::park_timeout(Duration::from_millis(1));
+        }
+        self.waits.store(false, Ordering::Relaxed);
+    }
+
+    /// Takes back what the engine has not completed, each once. Its thread.
+    pub(super) fn take_back(&self) -> impl Iterator<Item = Taken> + '_ {
+        self.batch().filter_map(|number| {
+            let descriptor = self.descriptor(number);
+            if self.claim(number) {
+                self.slot(number).word.store(word(number, TAKEN), Ordering::Release);
+                return Some(Taken::NotBegun(descriptor));
+            }
+            (!self.is_over(number)).then_some(Taken::Begun(descriptor))
+        })
+    }
+
+    /// The copy is the caller's, and nobody else's.
+    fn claim(&self, number: u64) -> bool {
+        let (asked, begun) = (word(number, ASKED), word(number, BEGUN));
+        self.slot(number).word.compare_exchange(asked, begun, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    fn complete(&self, number: u64, status: u8, bytes: u32, state: u64) {
+        self.completion(number).write(status, bytes);
+        self.slot(number).word.store(word(number, state), Ordering::Release);
+    }
+
+    /// Counts what the engine has completed of the batch. Those of which it has not copied all, with how many bytes it has. Its thread.
+    pub(super) fn collect(&self, tally: &mut Tally) -> Vec<(Descriptor, usize)> {
+        let mut failed = Vec::new();
+        for number in self.batch() {
+            let (descriptor, (status, bytes)) = (self.descriptor(number), self.completion(number).read());
+            if status == NONE || self.slot(number).word.load(Ordering::Acquire) == word(number, TAKEN) {
+                continue;
+            }
+            let bytes = bytes.min(descriptor.size);
+            tally.copies += 1;
+            tally.bytes += u64::from(bytes);
+            if status != SUCCESS || bytes < descriptor.size {
+                tally.errors += 1;
+                failed.push((descriptor, bytes as usize));
+            }
+        }
+        tally.overtaken = tally.overtaken.max(self.overtaken.swap(0, Ordering::Relaxed));
+        failed
+    }
+
+    /// Where the batch's bytes went. Its thread.
+    pub(super) fn last(&self) -> impl Iterator<Item = (u64, usize)> + '_ {
+        self.batch().map(|number| self.descriptor(number)).map(|of| (of.destination, of.size()))
+    }
+
+    /// The batch is settled: its places are free.
+    #[inline]
+    pub(super) fn forget_last(&self) {
+        if !self.lost.load(Ordering::Relaxed) {
+            self.first.store(self.next.load(Ordering::Relaxed), Ordering::Release);
+        }
+    }
+
+    /// Makes, by `copy`, the copies that touch this range and are not begun; whether one is begun that does. Any thread.
+    pub(super) fn touches(&self, range: &Range<u64>, copy: impl Fn(&Descriptor, usize)) -> bool {
+        let touches = |at: u64, len: u32| at < range.end && range.start < at.saturating_add(len.into());
+        let mut is_begun = false;
+        for number in self.batch() {
+            let before = self.slot(number).word.load(Ordering::Acquire);
+            let of = self.descriptor(number);
+            if !touches(of.source, of.size) && !touches(of.destination, of.size) {
+                continue;
+            }
+            if before == word(number, ASKED) && self.claim(number) {
+                // Its descriptor may have been another's only if the number were, too.
+                copy(&of, 0);
+                self.complete(number, SUCCESS, of.size, TAKEN);
+            } else {
+                is_begun |= self.slot(number).word.load(Ordering::Acquire) == word(number, BEGUN);
+            }
+        }
+        is_begun
+    }
+
+    /// There is work for the engine.
+    pub(super) fn has_work(&self) -> bool {
+        let next = self.next.load(Ordering::Acquire);
+        let asked = |number: &u64| self.slot(*number).word.load(Ordering::Acquire) == word(*number, ASKED);
+        (self.engine.load(Ordering::Relaxed)..next).any(|number| asked(&number))
+    }
+
+    /// Makes a copy by `carry`, which says its status and how many bytes it has copied: of those in view, in their order and each with how many bytes it is, the one that
+    /// is `chosen`. False: there is none. The engine.
+    pub(super) fn serve(
+        &self,
+        chosen: impl FnOnce(&[u32]) -> usize,
+        carry: impl FnOnce(&Descriptor) -> (u8, u32),
+    ) -> bool {
+        let (next, mut at) = (self.next.load(Ordering::Acquire), self.engine.load(Ordering::Relaxed));
+        let is_asked = |number| self.slot(number).word.load(Ordering::Acquire) == word(number, ASKED);
+        while at < next && !is_asked(at) {
+            at += 1;
+        }
+        self.engine.store(at, Ordering::Relaxed);
+        let view: ArrayVec<u64, IN_VIEW> =
+            (at..next).take(IN_VIEW).filter(|number| is_asked(*number)).take(IN_VIEW).collect();
+        let sizes: ArrayVec<u32, IN_VIEW> = view.iter().map(|number| self.descriptor(*number).size).collect();
+        if view.is_empty() {
+            return false;
+        }
+        let place = chosen(&sizes).min(view.len() - 1);
+        let Some(number) = view.get(place).copied().filter(|number| self.claim(*number)) else { return true };
+        self.overtaken.fetch_max(place as u64, Ordering::Relaxed);
+        let (status, bytes) = carry(&self.descriptor(number));
+        self.complete(number, status, bytes, OVER);
+        if view.len() == 1 && self.waits.load(Ordering::SeqCst) && !self.has_work() {
+            let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+            thread.iter().for_each(Thread::unpark);
+        }
+        true
+    }
+}

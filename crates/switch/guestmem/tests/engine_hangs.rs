@@ -1,0 +1,93 @@
+//! An engine that hangs in the middle of a copy. A program of its own: it never comes back.
+
+use lasthop_guestmem::engine::{self, Account, Tally};
+use lasthop_guestmem::{GuestMemory, RegionSpec, install_fault_handler};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// It hangs in one of so many bytes, until it is let on.
+const HANGS: u32 = 5000;
+const SIZE: u64 = 1 << 16;
+static GOES_ON: AtomicBool = AtomicBool::new(false);
+static HANGING: AtomicBool = AtomicBool::new(false);
+static IS_OVER: AtomicBool = AtomicBool::new(false);
+
+/// Lost, taken back, given up.
+struct Counts([AtomicU64; 3]);
+static COUNTS: Counts = Counts([const { AtomicU64::new(0) }; 3]);
+
+impl Account for Counts {
+    fn settled(&self, tally: &Tally) {
+        self.0[0].fetch_add(tally.lost, Ordering::Relaxed);
+        self.0[1].fetch_add(tally.taken_back, Ordering::Relaxed);
+    }
+
+    fn given_up(&self) {
+        self.0[2].fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+fn bytes(memory: &GuestMemory, at: u64, len: usize) -> Vec<u8> {
+    let mut out = vec![0; len];
+    memory.slice(at, len).unwrap().read(0, &mut out);
+    out
+}
+
+fn copy(from: &GuestMemory, to: &GuestMemory, at: u64, len: usize) {
+    from.slice(at, len).unwrap().copy_to(&to.slice(at, len).unwrap());
+}
+
+/// Its memory, and the same as the guest has it.
+fn guest(with: u8) -> [GuestMemory; 2] {
+    let fd = memfd_create("engine-test", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&fd, SIZE).unwrap();
+    let spec = RegionSpec { guest_addr: 0, user_addr: 0, size: SIZE, mmap_offset: 0 };
+    let map = || GuestMemory::empty().with_region(spec, &fd).unwrap();
+    let memory = [map(), map()];
+    memory[0].slice(0, SIZE as usize).unwrap().write(0, &vec![with; SIZE as usize]);
+    memory
+}
+
+#[test]
+fn a_copy_that_hangs_writes_to_nobody_when_it_goes_on_and_all_others_are_made() {
+    install_fault_handler();
+    engine::start_with(128, &COUNTS, |descriptor| {
+        let hangs = descriptor.size == HANGS;
+        HANGING.fetch_or(hangs, Ordering::Release);
+        while hangs && !GOES_ON.load(Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+        IS_OVER.store(hangs, Ordering::Release);
+        None
+    })
+    .unwrap();
+    let [[sender, senders], [receiver, receivers], [other, others], [more, _]] = [1, 2, 3, 4].map(guest);
+    // Of another thread, and not begun, for the engine hangs before: nothing is lost of it, as the processor makes it.
+    copy(&sender, &receiver, 4096 + 10, HANGS as usize);
+    std::thread::scope(|threads| {
+        threads.spawn(|| {
+            while !HANGING.load(Ordering::Acquire) {
+                std::thread::yield_now();
+            }
+            copy(&more, &other, 0, 20_000);
+            assert!(engine::settle(&other), "another receiver's memory is whole");
+        });
+    });
+    assert!(!engine::settle(&receiver) && receiver.faulted());
+    assert!(![&sender, &other, &more].into_iter().any(|memory| memory.faulted()));
+    assert_eq!(bytes(&others, 0, 20_001), [&[4; 20_000][..], &[3]].concat());
+    assert_eq!(COUNTS.0.each_ref().map(|n| n.load(Ordering::Relaxed)), [1, 1, 1]);
+    // The receiver has its buffer back, and the sender its own, and memory goes, which does not wait for the engine for ever.
+    senders.slice(0, SIZE as usize).unwrap().write(0, &[9; SIZE as usize]);
+    drop((receiver, sender));
+    GOES_ON.store(true, Ordering::Release);
+    while !IS_OVER.load(Ordering::Acquire) {
+        std::thread::yield_now();
+    }
+    // The bytes follow what comes before them; nothing tells when they are written to nowhere.
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    assert_eq!(bytes(&receivers, 0, SIZE as usize), vec![2; SIZE as usize], "no byte came late");
+    // From now on copies are the processor's, at once.
+    copy(&more, &other, 0, 30_000);
+    assert_eq!(bytes(&others, 0, 30_000), [4; 30_000]);
+}
