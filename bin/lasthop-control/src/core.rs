@@ -17,12 +17,14 @@ use lists::Pending;
 use std::collections::{BTreeMap, VecDeque};
 use tokio::sync::oneshot;
 
+mod answers;
 mod bus;
 mod calls;
 mod connections;
 mod counting;
 mod cpu;
 mod ended;
+mod engines;
 mod health;
 #[cfg(test)]
 mod limits_tests;
@@ -45,12 +47,16 @@ mod turns_tests;
 mod upgrade;
 mod uplinks;
 
+pub(crate) use answers::{busy, not_confirmed, not_known, supervisor_silent, switch_away, switch_silent};
+use answers::{give, no_such_port, refuse};
 pub(crate) use calls::Call;
 use calls::MAX_QUESTIONS;
 use connections::Walk;
 pub(crate) use connections::{Meant, WalkCall};
 use counting::Counting;
 use ended::Ended;
+pub(crate) use engines::EngineCall;
+use engines::EngineLists;
 pub(crate) use lists::{Kept, Load};
 pub(crate) use macs::MacCall;
 use macs::{Flush, Forgotten};
@@ -167,6 +173,7 @@ pub(crate) struct Core {
     uplink_requests: BTreeMap<u64, UplinkRequest>,
     cpu_requests: BTreeMap<u64, CpuRequest>,
     upgrades: BTreeMap<u64, Answer<Upgraded>>,
+    engine_lists: EngineLists,
     /// Ports that are uplinks, and the VLANs that each carries.
     uplinks: Uplinks,
     /// Ports that are interfaces, as they are shown.
@@ -248,6 +255,7 @@ impl Core {
             uplink_requests: BTreeMap::new(),
             cpu_requests: BTreeMap::new(),
             upgrades: BTreeMap::new(),
+            engine_lists: EngineLists::new(),
             uplinks: Uplinks::new(),
             devices: BTreeMap::new(),
             stuck_uplinks: StuckUplinks::default(),
@@ -526,6 +534,7 @@ impl Core {
             SupervisorToControl::Mirrors(mirrors) => self.mirrors_are(mirrors, now_ms, out),
             SupervisorToControl::MirrorReply { request, result } => self.mirror_reply(request, result, now_ms),
             SupervisorToControl::UpgradeReply { request, result } => self.upgrade_reply(request, result),
+            SupervisorToControl::Engines { request, engines, set } => self.engines_are(request, &engines, set),
             SupervisorToControl::Renamed { port, from, to } => self.renamed(port, &from, &to),
             SupervisorToControl::Forget(port) => self.policy.forget_addresses(port, now_ms, out),
             SupervisorToControl::Announce(uplink) => self.announce(uplink, now_ms),
@@ -540,56 +549,4 @@ impl Core {
             | SupervisorToControl::Shutdown => self.counts.malformed += 1,
         }
     }
-}
-
-/// Nobody waits any more when this fails.
-fn give<T>(answer: Answer<T>, value: T) {
-    let _ = answer.to.send(Ok(value));
-}
-
-fn refuse<T>(answer: Answer<T>, error: ApiError) {
-    let _ = answer.to.send(Err(error));
-}
-
-fn no_such_port(name: String) -> ApiError {
-    let message = format!("there is no port named {name:?}; `lasthop port list` shows those there are");
-    ApiError::NoSuchPort { name, message }
-}
-
-pub(crate) fn switch_away() -> ApiError {
-    let message = "the switch process is not connected; it is starting or being restarted: try again in a second, \
-                   then look at the log of `lasthop run`";
-    ApiError::NotAvailable { message: message.into() }
-}
-
-/// The switch is connected, and a question to it, or to the supervisor about it, has had no answer in time.
-pub(crate) fn switch_silent() -> ApiError {
-    let message = "lasthop-switch does not answer, or `lasthop run` does not: stopped by a signal or a debugger, or busy? \
-                   `ps -o pid,stat,comm -C lasthop-switch,lasthop-device,lasthop` shows it; nothing replaces a switch where --watchdog is off";
-    ApiError::NotAvailable { message: message.into() }
-}
-
-/// The supervisor has not answered in time.
-pub(crate) fn supervisor_silent() -> ApiError {
-    let message = "`lasthop run` does not answer: stopped by a signal or a debugger, or busy? `ps -o pid,stat -C \
-                   lasthop` shows it";
-    ApiError::NotAvailable { message: message.into() }
-}
-
-/// A change was asked for, and who was to make it has not answered in time. He may yet.
-pub(crate) fn not_known(see: &str) -> ApiError {
-    ApiError::NotAvailable {
-        message: format!("no answer in time, so it is not known whether it was done; see `lasthop {see}`"),
-    }
-}
-
-/// Lists are kept and in force, and the switch has not answered in time.
-pub(crate) fn not_confirmed() -> ApiError {
-    let message = "the new lists are saved and hold for new flows; the switch has not confirmed that older flows are \
-                   gone; see `lasthop acl show`, and the log of `lasthop run`";
-    ApiError::NotAvailable { message: message.into() }
-}
-
-pub(crate) fn busy() -> ApiError {
-    ApiError::Busy { message: "too many requests wait already; try again in a second".into() }
 }

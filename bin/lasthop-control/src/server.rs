@@ -4,8 +4,8 @@
 #![allow(clippy::too_many_arguments)]
 
 use crate::core::{
-    Answer, Asker, Call, Kept, Load, MacCall, Meant, MirrorCall, SetCall, Upgrade, UplinkCall, WalkCall, busy,
-    not_confirmed, not_known, supervisor_silent, switch_away, switch_silent,
+    Answer, Asker, Call, EngineCall, Kept, Load, MacCall, Meant, MirrorCall, SetCall, Upgrade, UplinkCall, WalkCall,
+    busy, not_confirmed, not_known, supervisor_silent, switch_away, switch_silent,
 };
 use crate::lines::Lines;
 pub(crate) use clients::Clients;
@@ -14,13 +14,13 @@ use futures_util::Stream;
 use lasthop_api::{
     AclChanged, AclPage, AclRule, AclText, AddressSet, ApiError, Batching, BusBytes, Caches, Carried, Connection,
     ConnectionPage, ConntrackFlushed, ConntrackStats, CpuTimes, Denied, DeviceBus, DeviceDma, DeviceTable, DeviceWalk,
-    Direction, Drops, EndedFlows, Field, Flow, FlowPage, Group, GroupPage, GuestQueue, Host, KeptProcess, LeftOut,
-    LogLevel, LogLevelList, LostOf, Mac, MacFlushed, MacPage, Member, Mirror, MirrorList, NewProcess, NotTaken,
-    OpenVswitch, Port, PortAdopted, PortChanged, PortConnections, PortPage, PortPause, Queue, RatesOf, RefusedMac,
-    Replaced, SetChanged, SetPage, Station, SwitchStats, Totals, TraceOutput, TraceReport, Translation, Upgraded,
-    Uplink, UplinkList, parse_frame,
+    Direction, Drops, EndedFlows, Engine, EngineList, Field, Flow, FlowPage, Group, GroupPage, GuestQueue, Host,
+    KeptProcess, LeftOut, LogLevel, LogLevelList, LostOf, Mac, MacFlushed, MacPage, Member, Mirror, MirrorList,
+    NewProcess, NotTaken, OpenVswitch, Port, PortAdopted, PortChanged, PortConnections, PortPage, PortPause, Queue,
+    RatesOf, RefusedMac, Replaced, SetChanged, SetPage, Station, SwitchStats, Totals, TraceOutput, TraceReport,
+    Translation, Upgraded, Uplink, UplinkList, parse_frame,
 };
-use lasthop_management_ipc::{MirrorConfig, Settings, UplinkConfig};
+use lasthop_management_ipc::{EngineChange, EngineKind, MirrorConfig, Settings, UplinkConfig};
 use lasthop_policy::STATIC_MAC;
 use lasthop_policy::acl::MAX_TEXT;
 use lasthop_sys::Aside;
@@ -192,6 +192,14 @@ impl Api {
         self.ask_within(PATIENCE, || not_known(see), call).await
     }
 
+    /// Asks for engines to be otherwise: another switch takes over.
+    async fn change_engines(&self, change: EngineChange, attempt: String) -> Result<Upgraded, ApiError> {
+        self.may_change()?;
+        let late = || not_known("engine list");
+        let call = |answer| Call::Engine(EngineCall::Change { change, attempt, answer });
+        self.ask_within(UPGRADE_PATIENCE, late, call).await
+    }
+
     /// Asks for a change of access lists, or of the sets that they name.
     async fn change_lists<T>(&self, see: &str, call: impl FnOnce(Kept, Answer<T>) -> Call) -> Result<T, ApiError> {
         let (kept, mut were_kept) = oneshot::channel();
@@ -220,13 +228,20 @@ impl Api {
     }
 }
 
+fn engine_kind(name: &str) -> Result<EngineKind, ApiError> {
+    EngineKind::from_name(name).ok_or_else(|| {
+        let names = EngineKind::ALL.map(EngineKind::name).join(", ");
+        ApiError::UpgradeRefused { message: format!("there is no kind of engine {name:?}; there are {names}") }
+    })
+}
+
 fn pairs(settings: Vec<Field>) -> Settings {
     settings.into_iter().map(|Field { name, value }| (name, value)).collect()
 }
 
 #[zlink::service(
     interface = "org.lasthop.Switch",
-    types = [AclRule, AclPage, AclText, AclChanged, AddressSet, SetPage, SetChanged, CpuTimes, Port, RefusedMac, Queue, Totals, Drops, Flow, Field, Mac, MacFlushed, Group, Member, GroupPage, PortChanged, PortPage, PortPause, NewProcess, KeptProcess, Upgraded, PortAdopted, NotTaken, Station, FlowPage, EndedFlows, MacPage, Connection, Direction, ConnectionPage, ConntrackFlushed, ConntrackStats, PortConnections, SwitchStats, Host, DeviceTable, DeviceWalk, DeviceDma, DeviceBus, BusBytes, Caches, Denied, LeftOut, Replaced,
+    types = [AclRule, AclPage, AclText, AclChanged, AddressSet, SetPage, SetChanged, CpuTimes, Port, RefusedMac, Queue, Totals, Drops, Flow, Field, Mac, MacFlushed, Group, Member, GroupPage, PortChanged, PortPage, PortPause, NewProcess, KeptProcess, Upgraded, Engine, EngineList, PortAdopted, NotTaken, Station, FlowPage, EndedFlows, MacPage, Connection, Direction, ConnectionPage, ConntrackFlushed, ConntrackStats, PortConnections, SwitchStats, Host, DeviceTable, DeviceWalk, DeviceDma, DeviceBus, BusBytes, Caches, Denied, LeftOut, Replaced,
              OpenVswitch, RatesOf, LostOf, TraceOutput, TraceReport, Translation, Batching, Uplink, Carried, GuestQueue, UplinkList, Mirror, MirrorList, LogLevel, LogLevelList],
     vendor = "lasthop",
     product = "lasthop",
@@ -297,6 +312,32 @@ impl Api {
         let late = || not_known("stats");
         let wanted = Upgrade { programs, messages, processes, all, attempt };
         self.ask_within(UPGRADE_PATIENCE, late, |answer| Call::Upgrade { wanted, answer }).await
+    }
+
+    async fn engine_list(&self) -> Result<EngineList, ApiError> {
+        self.ask_within(PATIENCE, supervisor_silent, |answer| Call::Engine(EngineCall::List(answer))).await
+    }
+
+    async fn engine_add(&self, kind: String, cpus: String, attempt: String) -> Result<Upgraded, ApiError> {
+        self.change_engines(EngineChange::Add(engine_kind(&kind)?, cpus), attempt).await
+    }
+
+    async fn engine_del(&self, kind: String, cpus: String, attempt: String) -> Result<Upgraded, ApiError> {
+        self.change_engines(EngineChange::Del(engine_kind(&kind)?, cpus), attempt).await
+    }
+
+    async fn engine_move(&self, port: String, engine: String, attempt: String) -> Result<Upgraded, ApiError> {
+        self.change_engines(EngineChange::Place(port, engine), attempt).await
+    }
+
+    async fn engine_set(
+        &self,
+        poll: Option<String>,
+        helper: Option<String>,
+        ports: Option<String>,
+        attempt: String,
+    ) -> Result<Upgraded, ApiError> {
+        self.change_engines(EngineChange::Set([poll, helper, ports]), attempt).await
     }
 
     async fn port_del(&self, name: String) -> Result<PortChanged, ApiError> {

@@ -4,6 +4,7 @@
 //! | file | does |
 //! |---|---|
 //! | `document` | the file's form: what is read, what is refused |
+//! | `engines` | its engines |
 //! | `lists` | its access lists |
 //! | `mirrors` | its mirrors |
 //! | `sets` | its sets of addresses |
@@ -15,6 +16,7 @@
 
 mod apply;
 mod document;
+mod engines;
 mod lists;
 mod macs;
 mod minimums;
@@ -24,6 +26,7 @@ mod plan;
 mod sets;
 
 pub use apply::{ApplyArgs, apply};
+pub use engines::DeclaredEngines;
 pub use lists::in_book;
 pub use mirrors::in_mirrors;
 pub use overruled::overruled;
@@ -48,6 +51,8 @@ pub struct Declared {
     pub lists: Vec<DeclaredLists>,
     /// Mirrors.
     pub mirrors: Vec<Mirror>,
+    /// Which CPUs do ports' work.
+    pub engines: DeclaredEngines,
     /// Settings of uplinks: all of each.
     pub uplink_settings: Vec<UplinkSettings>,
 }

@@ -7,6 +7,7 @@
 //! |---|---|
 //! | `facts` | both looks, and what rose between them |
 //! | `finding` | a finding, and how it is written |
+//! | `engines` | CPUs that do ports' work |
 //! | `devices` | devices of `--device`: cut off, or with a DMA engine that hangs |
 //! | `front_end` | VMs: memory, drivers, rings, buffers |
 //! | `interface` | uplinks and devices that are guests: cables, segments, MTUs |
@@ -20,6 +21,7 @@
 //! | `unknown` | what cannot be known, and drops that are over |
 
 mod devices;
+mod engines;
 mod facts;
 mod finding;
 mod front_end;
@@ -117,7 +119,8 @@ fn look(instance: &mut Instance, run_dir: &Path) -> Result<Seen, CliError> {
     let connections = instance.ask(async |c| c.conntrack_stats().await)?;
     let ovs_socket = switch.open_vswitch.as_ref().and_then(|_| crate::ovs::socket_fault(run_dir));
     let devices = crate::device::found(run_dir);
-    Ok(Seen { ports, interfaces, switch, mirrors, connections, ovs_socket, devices })
+    let engines = instance.ask(async |c| c.engine_list().await)?;
+    Ok(Seen { ports, interfaces, switch, mirrors, connections, ovs_socket, devices, engines })
 }
 
 /// All checks, those first without which the others make little sense.
@@ -126,6 +129,7 @@ fn report(facts: &Facts<'_>) -> Report {
         processes::findings(facts),
         open_vswitch::findings(facts),
         devices::findings(facts),
+        engines::findings(facts),
         front_end::findings(facts),
         translation::findings(facts),
         interface::findings(facts),

@@ -8,6 +8,7 @@ mod conntrack;
 mod declared;
 mod device;
 mod doctor;
+mod engine;
 mod history;
 mod ipfix;
 mod list;
@@ -67,6 +68,9 @@ enum Command {
     /// Show the devices of `lasthop run --device`
     #[command(subcommand)]
     Device(device::DeviceCommand),
+    /// Say which CPUs do ports' work, by polling, by helpers or in ports' own threads; packets go on
+    #[command(subcommand)]
+    Engine(engine::EngineCommand),
     /// Show what the switch does with which packets
     #[command(subcommand)]
     Flow(FlowCommand),
@@ -370,6 +374,7 @@ fn main() -> ExitCode {
         Command::Port(PortCommand::List(shared)) => list::ports(&shared),
         Command::Uplink(command) => uplink::uplink(&command),
         Command::Device(command) => device::device(&command),
+        Command::Engine(command) => engine::engine(&command),
         Command::Flow(FlowCommand::List(shared)) => list::flows(&shared),
         Command::Mac(command) => mac::mac(&command),
         Command::Mirror(command) => mirror::mirror(&command),

@@ -1,10 +1,11 @@
 //! `lasthop port set`, and the same options of `lasthop port add`: what a port is told to do.
 
 use crate::SharedArgs;
-use crate::client::CliError;
+use crate::client::{CliError, Instance};
+use crate::upgrade::attempt;
 use clap::Args;
-use lasthop_api::{Field, SwitchProxy};
-use lasthop_policy::{PortSettings, STATIC_MAC, StaticMac};
+use lasthop_api::{Field, PortChanged, SwitchProxy};
+use lasthop_policy::{ENGINE, PortSettings, STATIC_MAC, StaticMac};
 
 /// What a port is told to do. A value `none` takes a setting back.
 #[derive(Debug, Default, Args)]
@@ -66,6 +67,9 @@ pub struct SettingsArgs {
     /// Above all ports with a lower one, where shares go by weight: 15 of 16 bytes for each such port that has packets; 0 to 2 (0)
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     priority: Option<String>,
+    /// The engine that polls its rings, such as poll-3 (`lasthop engine list`): as `lasthop engine move`; "none": any of those that poll
+    #[arg(long, value_name = "ENGINE")]
+    engine: Option<String>,
     /// Microseconds and packets for which its guest need not kick while it sends a stream; "off": it kicks for each; "none": as
     /// `lasthop run --tx-batch`
     #[arg(long, value_name = "US[,PACKETS]|off", allow_negative_numbers = true)]
@@ -136,6 +140,7 @@ impl SettingsArgs {
             ("max-ring", &self.max_ring),
             ("weight", &self.weight),
             ("priority", &self.priority),
+            (ENGINE, &self.engine),
             ("tx-batch", &self.tx_batch),
             ("rx-batch", &self.rx_batch),
             ("link", &self.link),
@@ -162,7 +167,7 @@ pub fn set(name: &str, settings: &SettingsArgs, shared: &SharedArgs) -> Result<S
         )));
     }
     let mut instance = shared.instance()?;
-    let port = instance.ask(async |c| c.port_set(name, &fields).await)?;
+    let port = change(&mut instance, name, &fields)?;
     for line in crate::declared::overruled(&shared.run_dir, name, &port.settings, &fields) {
         eprintln!("lasthop: {line}");
     }
@@ -174,6 +179,16 @@ pub fn set(name: &str, settings: &SettingsArgs, shared: &SharedArgs) -> Result<S
     }
     let note = of_ovs.map_or_else(String::new, |of| format!("{name}: {}\n", crate::list::rates_of(&of)));
     shared.show(&port, |p| format!("port {}: {}\n{note}", p.name, told(&p.settings)))
+}
+
+/// Tells a port all that; its engine first, for which another switch takes over.
+pub fn change(instance: &mut Instance, name: &str, fields: &[Field]) -> Result<PortChanged, CliError> {
+    let (engine, others): (Vec<_>, Vec<_>) = fields.iter().cloned().partition(|field| field.name == ENGINE);
+    for engine in &engine {
+        let attempt = attempt();
+        instance.ask(async |c| c.engine_move(name, &engine.value, &attempt).await)?;
+    }
+    instance.ask(async |c| c.port_set(name, &others).await)
 }
 
 #[cfg(test)]

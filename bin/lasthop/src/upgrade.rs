@@ -7,10 +7,11 @@ use crate::client::CliError;
 use crate::table::{Align, Table};
 use crate::{SharedArgs, run};
 use clap::{Args, ValueEnum};
-use lasthop_api::{SwitchProxy, Upgraded};
+use lasthop_api::{ApiError, PortPause, SwitchProxy, Upgraded};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use zlink::tokio::unix::Connection;
 
 /// So long it is asked again when the connection breaks off.
 const PATIENCE: Duration = Duration::from_secs(15);
@@ -97,13 +98,24 @@ pub fn upgrade(args: &UpgradeArgs) -> Result<String, CliError> {
 
 /// Asks for one kind of process, and again of the next control when the one that was asked has gone.
 fn ask(args: &UpgradeArgs, processes: Processes, programs: Option<&str>, messages: &str) -> Result<Upgraded, CliError> {
+    let name = processes.name();
+    ask_until_answered(&args.shared, async |c, attempt| c.upgrade(programs, messages, name, args.all, attempt).await)
+}
+
+/// A mark by which the same is known that is asked once more.
+pub fn attempt() -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
-    let (name, attempt) = (processes.name(), format!("{}-{now}", std::process::id()));
-    let until = Instant::now() + PATIENCE;
+    format!("{}-{now}", std::process::id())
+}
+
+/// Asks for something by which processes take the place of others; again, with the same mark, when the connection breaks off.
+pub fn ask_until_answered(
+    shared: &SharedArgs,
+    ask: impl AsyncFn(&mut Connection, &str) -> zlink::Result<Result<Upgraded, ApiError>>,
+) -> Result<Upgraded, CliError> {
+    let (attempt, until) = (attempt(), Instant::now() + PATIENCE);
     loop {
-        let answer = args.shared.instance().and_then(|mut instance| {
-            instance.ask(async |c| c.upgrade(programs, messages, name, args.all, &attempt).await)
-        });
+        let answer = shared.instance().and_then(|mut instance| instance.ask(async |c| ask(c, &attempt).await));
         match answer {
             Err(e) if e.broke_off && Instant::now() < until => std::thread::sleep(AGAIN),
             answer => return answer,
@@ -125,6 +137,15 @@ fn messages_of(program: &Path) -> Result<String, CliError> {
     Ok(text)
 }
 
+/// For how long ports' packets did not move; nothing if they had no rings.
+pub fn pauses(ports: &[PortPause]) -> String {
+    let ms = |us: u64| format!("{:.3}", us as f64 / 1000.0);
+    let Some(longest) = ports.iter().filter_map(|port| port.pause_us).max() else { return String::new() };
+    let mut table = Table::new(&[("PORT", Align::Left), ("PAUSE MS", Align::Right)]);
+    ports.iter().for_each(|port| table.row(vec![port.port.clone(), port.pause_us.map_or("-".into(), ms)]));
+    format!("{}longest pause: {} ms\n", table.render(), ms(longest))
+}
+
 fn shown(done: &Upgraded) -> String {
     let ms = |us: u64| format!("{:.3}", us as f64 / 1000.0);
     let mut text = String::new();
@@ -135,13 +156,7 @@ fn shown(done: &Upgraded) -> String {
         done.processes.iter().for_each(|p| table.row(vec![p.process.clone(), p.pid.to_string(), ms(p.took_us)]));
         text += &table.render();
     }
-    let longest = done.ports.iter().filter_map(|port| port.pause_us).max();
-    if let Some(longest) = longest {
-        let mut table = Table::new(&[("PORT", Align::Left), ("PAUSE MS", Align::Right)]);
-        done.ports.iter().for_each(|port| table.row(vec![port.port.clone(), port.pause_us.map_or("-".into(), ms)]));
-        text += &table.render();
-        text += &format!("longest pause: {} ms\n", ms(longest));
-    }
+    text += &pauses(&done.ports);
     for kept in &done.kept {
         text += &format!("{} goes on with the program before: {}\n", kept.process, kept.why);
     }

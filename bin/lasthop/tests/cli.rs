@@ -516,6 +516,8 @@ fn exit_statuses() {
         "trace --in-port vm9 --eth-src 52:54:00:00:00:01 --eth-dst 52:54:00:00:00:02",
         "attach vm9",
         "doctor vm9",
+        "engine add poll 3",
+        "engine move vm9 none",
         "show vm9",
         "port set vm9 --vlan 10",
         "port set vm1 --addr 10.0.0.1",
@@ -526,6 +528,9 @@ fn exit_statuses() {
     for line in [
         "port add v/m /run/x.sock",
         "port add all /run/x.sock",
+        "engine add core 3",
+        "engine del poll x",
+        "port set vm1 --engine helper-3",
         "port set vm1 --vlan 5000",
         "port set vm1 --vlan 10 --trunk 20",
         "port set vm1 --mac 52:54:00:00:00:01 --addr 10.0.0.1/24",

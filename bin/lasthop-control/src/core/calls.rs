@@ -8,8 +8,8 @@ use super::questions::{FLOWS, Question};
 use super::sets::SetCall;
 use super::uplinks::UplinkCall;
 use super::{
-    Answer, Asker, Command, Core, Counting, Kept, Load, PortRequest, Upgrade, busy, give, no_such_port, refuse,
-    switch_away,
+    Answer, Asker, Command, Core, Counting, EngineCall, Kept, Load, PortRequest, Upgrade, busy, give, no_such_port,
+    refuse, switch_away,
 };
 use crate::lines::Lines;
 use crate::server::MAX_LONG_LISTS;
@@ -64,6 +64,7 @@ pub(crate) enum Call {
         wanted: Upgrade,
         answer: Answer<Upgraded>,
     },
+    Engine(EngineCall),
     PortAdopt {
         name: String,
         stations: Vec<Station>,
@@ -148,6 +149,7 @@ impl Core {
                 self.request((answer, true, None), |request| ControlToSupervisor::PortSet { request, name, settings });
             }
             Call::Upgrade { wanted, answer } => self.upgrade(wanted, answer),
+            Call::Engine(call) => self.engine_call(call),
             Call::PortRename { name, to, answer } => self.rename(name, to, answer),
             Call::PortDel { name, answer } => {
                 let forgets = Some(self.settings_of(&name));

@@ -31,20 +31,35 @@ fn processes(name: &str) -> Result<Processes, ApiError> {
 
 impl Core {
     pub(super) fn upgrade(&mut self, wanted: Upgrade, answer: Answer<Upgraded>) {
-        self.upgrades.retain(|_, answer| !answer.is_closed());
-        if self.upgrades.len() >= MAX_QUESTIONS {
-            return refuse(answer, busy());
-        }
         let Upgrade { programs, messages, processes: name, all, attempt } = wanted;
         let processes = match processes(&name) {
             Ok(processes) => processes,
             Err(e) => return refuse(answer, e),
         };
+        self.ask_to_replace(answer, |request| ControlToSupervisor::Upgrade {
+            request,
+            programs,
+            messages,
+            processes,
+            all,
+            attempt,
+        });
+    }
+
+    /// Asks the supervisor for something by which processes take the place of others.
+    pub(super) fn ask_to_replace(
+        &mut self,
+        answer: Answer<Upgraded>,
+        message: impl FnOnce(u64) -> ControlToSupervisor,
+    ) {
+        self.upgrades.retain(|_, answer| !answer.is_closed());
+        if self.upgrades.len() >= MAX_QUESTIONS {
+            return refuse(answer, busy());
+        }
         self.next_number += 1;
         let request = self.next_number;
         self.upgrades.insert(request, answer);
-        let asked = ControlToSupervisor::Upgrade { request, programs, messages, processes, all, attempt };
-        self.commands.push(Command::Supervisor(asked));
+        self.commands.push(Command::Supervisor(message(request)));
     }
 
     /// The supervisor has done it, or not.

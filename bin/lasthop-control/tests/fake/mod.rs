@@ -8,8 +8,8 @@ use lasthop_ipc::{
     ToControl, UpcallPacket, ring_pair,
 };
 use lasthop_management_ipc::{
-    ControlToSupervisor, CpuTimes, DeviceState, HostFacts, LISTS_PART, LinkState, MirrorConfig, NewProcess, PortConfig,
-    Replaced, SupervisorToControl, Upgraded, UplinkConfig, UplinkInfo,
+    ControlToSupervisor, CpuTimes, DeviceState, EngineInfo, EngineKind, HostFacts, LISTS_PART, LinkState, MirrorConfig,
+    NewProcess, PortConfig, Replaced, SupervisorToControl, Upgraded, UplinkConfig, UplinkInfo,
 };
 use lasthop_policy::PortSettings;
 use lasthop_text::MacAddr;
@@ -328,6 +328,19 @@ impl Fake {
                 let good = programs.as_deref() == Some("good");
                 let result = if good { Ok(done) } else { Err("it does not start; the switch before goes on".into()) };
                 self.supervisor.send(&SupervisorToControl::UpgradeReply { request, result }, None).unwrap();
+                return;
+            }
+            ControlToSupervisor::EngineChange { request, .. } => {
+                let result = Err("there is no such CPU; nothing has changed".into());
+                self.supervisor.send(&SupervisorToControl::UpgradeReply { request, result }, None).unwrap();
+                return;
+            }
+            // One core polls.
+            ControlToSupervisor::EngineList { request } => {
+                let (kind, cpus, cpu_ns) = (EngineKind::Poll, "3".to_owned(), Some(2_000_000));
+                let engines = vec![EngineInfo { kind, cpus, cpu_ns, trouble: None, ports: Vec::new() }];
+                let set = ["3", "all", "all"].map(str::to_owned);
+                self.supervisor.send(&SupervisorToControl::Engines { request, engines, set }, None).unwrap();
                 return;
             }
             // Whatever is asked of uplinks: port 2 is one, and no other can be made.

@@ -48,6 +48,7 @@ pub fn apply(args: &ApplyArgs) -> Result<String, CliError> {
         uplinks: instance.ask(async |c| c.uplink_list().await)?.uplinks,
         mirrors: instance.ask(async |c| c.mirror_list().await)?.mirrors,
         sets: sets(&mut instance, None)?,
+        engines: instance.ask(async |c| c.engine_list().await)?,
         rules: instance.ask(async |c| collect(c.acl_show(&[], false).await, |page| page.rules).await)?,
         open_vswitch: instance.ask(async |c| c.stats().await)?.open_vswitch,
     };
@@ -147,10 +148,16 @@ fn make(instance: &mut Instance, step: &Step<'_>) -> Result<(), CliError> {
             instance.ask(async |c| c.acl_clear(&ports, None, general).await).map(drop)
         }
         Step::AddMirror(_) => Ok(()),
+        Step::SetEngines(engines) => {
+            let lists = engines.lists();
+            let [poll, helper, ports] = lists.each_ref().map(Option::as_deref);
+            let attempt = crate::upgrade::attempt();
+            instance.ask(async |c| c.engine_set(poll, helper, ports, &attempt).await).map(drop)
+        }
         Step::DelMirror(name) => instance.ask(async |c| c.mirror_del(name).await).map(drop),
         Step::DelPort(name, _) => instance.ask(async |c| c.port_del(name).await).map(drop),
         Step::DelUplink(name, _) => instance.ask(async |c| c.uplink_del(name).await).map(drop),
-        Step::SetPort(name, settings) => instance.ask(async |c| c.port_set(name, settings).await).map(drop),
+        Step::SetPort(name, settings) => crate::settings::change(instance, name, settings).map(drop),
         Step::SetUplink(uplink) => {
             let vlans = uplink.vlans.as_ref().map(ToString::to_string);
             instance.ask(async |c| c.uplink_set(&uplink.name, vlans.as_deref()).await).map(drop)

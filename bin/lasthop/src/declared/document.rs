@@ -1,6 +1,6 @@
 //! The form of the declarative file.
 
-use super::{Declared, UplinkSettings, lists, mirrors, sets};
+use super::{Declared, UplinkSettings, engines, lists, mirrors, sets};
 use crate::run::{FileOwner, PortArg, SavedUplink, check_uplink, meant_device};
 use lasthop_policy::acl::Scope;
 use lasthop_policy::{OF_UPLINKS, PortSettings, SETTINGS, STATIC_MAC, check_new_name};
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use toml::{Table, Value};
 
 /// Tables that a file may have.
-const TABLES: &str = "[port.NAME], [uplink.NAME], [mirror.NAME], [set.NAME], [guests] and [uplinks]";
+const TABLES: &str = "[port.NAME], [uplink.NAME], [mirror.NAME], [set.NAME], [engines], [guests] and [uplinks]";
 /// What a port's table may have beside settings.
 const OF_PORTS: &[&str] = &["socket", "device", "client", "owner", "driver", "queues", "nice", "spare", "acl", "rules"];
 const OF_UPLINK_TABLES: &[&str] = &["device", "driver", "queues", "nice", "gro", "spare", "vlans"];
@@ -48,6 +48,10 @@ pub(super) fn read(text: &str, dir: &Path) -> Result<Declared, String> {
                     declared.sets.push(sets::set(name, of)?);
                 }
             }
+            "engines" => {
+                let Value::Table(table) = value else { return Err("engines is no table; write [engines]".into()) };
+                declared.engines = engines::engines(Fields::new(table, "[engines]".into(), engines::OF_ENGINES, &[])?)?;
+            }
             "guests" | "uplinks" => {
                 let scope = if name == "guests" { Scope::Guests } else { Scope::Uplinks };
                 let Value::Table(table) = value else { return Err(format!("{name} is no table; write [{name}]")) };
@@ -60,6 +64,7 @@ pub(super) fn read(text: &str, dir: &Path) -> Result<Declared, String> {
     check_apart(&declared)?;
     declared.check_macs()?;
     declared.check_minimums()?;
+    declared.check_engines()?;
     Ok(declared)
 }
 

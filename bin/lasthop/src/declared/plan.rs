@@ -1,9 +1,9 @@
 //! What has to change so that a running lasthop is as a file says.
 
 use super::minimums::{MIN_RATE, value_of};
-use super::{Declared, DeclaredLists};
+use super::{Declared, DeclaredEngines, DeclaredLists};
 use crate::run::{PACKET_PORT, PortArg, SavedUplink};
-use lasthop_api::{AclRule, AddressSet, Field, Port, Uplink};
+use lasthop_api::{AclRule, AddressSet, EngineList, Field, Port, Uplink};
 use lasthop_policy::acl::{Book, Direction, Scope};
 use lasthop_policy::{Mirror, OF_SWITCH, OF_SWITCH_WORDS, PortSettings, QUEUE_OF};
 use lasthop_uplink_ipc::UplinkDriver;
@@ -17,6 +17,7 @@ pub(super) struct There {
     pub rules: Vec<AclRule>,
     pub mirrors: Vec<lasthop_api::Mirror>,
     pub sets: Vec<AddressSet>,
+    pub engines: EngineList,
     /// Interfaces that are Open vSwitch's; none where the learning switch decides.
     pub open_vswitch: Option<Vec<String>>,
 }
@@ -89,6 +90,7 @@ pub(super) enum Step<'a> {
     ClearLists(Scope),
     AddMirror(&'a Mirror),
     DelMirror(String),
+    SetEngines(&'a DeclaredEngines),
 }
 
 /// A change, and how it is told.
@@ -111,6 +113,7 @@ impl<'a> Plan<'a> {
     /// way. With `prune`, what the file does not name goes too.
     pub fn new(declared: &'a Declared, there: &There, prune: bool) -> Self {
         let mut plan = Self::default();
+        plan.set_engines(declared, there);
         plan.change_sets(declared, there);
         plan.load_lists(declared, there);
         plan.remove_mirrors(declared, there, prune);

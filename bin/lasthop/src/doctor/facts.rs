@@ -1,7 +1,7 @@
 //! Both looks, and what rose between them.
 
 use crate::device::Found;
-use lasthop_api::{ConntrackStats, Drops, Mirror, Port, SwitchStats, Uplink};
+use lasthop_api::{ConntrackStats, Drops, EngineList, Mirror, Port, SwitchStats, Uplink};
 use lasthop_text::counted;
 
 /// What is this old, in ms, is not told as something that goes on: a guest asks for an address about so often.
@@ -19,6 +19,8 @@ pub struct Seen {
     pub ovs_socket: Option<String>,
     /// Devices of this host.
     pub devices: Vec<Found>,
+    /// CPUs that do ports' work.
+    pub engines: EngineList,
 }
 
 /// Where a packet was dropped.

@@ -1,6 +1,7 @@
 //! Arguments of `lasthop run`.
 
 use super::dma;
+use super::engines::Engines;
 use super::open_vswitch::{Decides, is_interface};
 use super::owner::FileOwner;
 use super::settings_text::take_settings;
@@ -126,26 +127,21 @@ impl RunArgs {
         if self.device_rules.is_some() { "lasthop-device" } else { "lasthop-switch" }
     }
 
-    /// The same for lasthop-switch. `cpus` are those it may use.
-    pub fn for_switch(&self, cpus: &CpuList) -> SwitchSettings {
-        let numbers = |list: &CpuList| list.iter().collect::<Vec<_>>();
-        let Scheduling { helpers, poll, hysteresis, helper_class, congestion, .. } = &self.scheduling;
-        let (helpers, poll) = match (poll, helpers) {
-            (Some(Cpus(Some(poll))), _) => (Vec::new(), numbers(poll)),
-            (_, Some(Cpus(None))) => Default::default(),
-            (_, Some(Cpus(Some(helpers)))) => (numbers(helpers), Vec::new()),
-            (_, None) => (numbers(cpus), Vec::new()),
-        };
-        SwitchSettings {
-            helpers,
-            poll,
+    /// The same for lasthop-switch, with these engines. `allowed` are CPUs that this process may use.
+    pub fn for_switch(&self, engines: &Engines, allowed: &CpuList) -> SwitchSettings {
+        let Scheduling { hysteresis, helper_class, congestion, .. } = &self.scheduling;
+        let mut settings = SwitchSettings {
+            helpers: Vec::new(),
+            poll: Vec::new(),
             hysteresis_us: (hysteresis.0, hysteresis.1),
             not_idle: helper_class == "normal",
             cgroup_accounting: self.vm_cgroup,
             patience_ms: (congestion.0, congestion.1),
             max_guest_memory: self.max_guest_memory.and_then(Size::bytes).unwrap_or_else(host_memory),
             max_flows: self.device_rules.unwrap_or(MAX_FLOWS),
-        }
+        };
+        engines.tell(&mut settings, allowed);
+        settings
     }
 }
 

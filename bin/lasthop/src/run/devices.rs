@@ -53,6 +53,8 @@ pub struct Device {
     failed_starts: u32,
     /// What joins its ports to those of the host, if they are joined.
     cable: Option<Cable>,
+    /// CPUs on which it was told to poll.
+    engines: CpuList,
 }
 
 #[derive(Debug)]
@@ -162,7 +164,8 @@ impl Device {
         });
         let backoff = Backoff::new(Duration::from_millis(10), Duration::from_secs(1));
         let (name, start_at, cable) = (arg.name.clone(), Instant::now(), cable.transpose()?);
-        Ok(Self { name, program, arguments, running: None, start_at, backoff, failed_starts: 0, cable })
+        let engines = arg.engines.clone().unwrap_or_default();
+        Ok(Self { name, program, arguments, running: None, start_at, backoff, failed_starts: 0, cable, engines })
     }
 
     /// Whether its ports can be used, or could be before it was last started again.
@@ -280,6 +283,19 @@ impl Drop for Device {
 }
 
 impl Supervisor {
+    /// Refuses to poll on a CPU that a device was given for itself.
+    pub(super) fn check_devices_engines(&self, poll: &CpuList) -> Result<(), String> {
+        for device in &self.devices {
+            if let Some(cpu) = poll.iter().find(|cpu| device.engines.contains(*cpu)) {
+                let name = &device.name;
+                return Err(format!(
+                    "CPU {cpu} is an engine of device {name} (--device {name},engines=); choose another"
+                ));
+            }
+        }
+        Ok(())
+    }
+
     pub(super) fn hand_over_devices(&self, giver: &mut Giver) -> Vec<DeviceState> {
         self.devices.iter().map(|device| device.hand_over(giver)).collect()
     }

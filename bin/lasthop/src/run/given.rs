@@ -2,10 +2,12 @@
 
 use super::args::{PortArg, RunArgs};
 use super::devices::{cable_ports, own_ports};
+use super::engines::Engines;
 use super::store::{Saved, SavedPort, SavedUplink, Store};
 use super::{RunError, RunError::Failed, RunError::Usage};
-use crate::declared::{Declared, in_book, in_mirrors};
+use crate::declared::{Declared, DeclaredEngines, in_book, in_mirrors};
 use lasthop_management_ipc::Settings;
+use lasthop_sys::CpuList;
 use std::collections::BTreeSet;
 
 /// All of them.
@@ -37,6 +39,20 @@ impl Given {
             uplinks: args.uplinks.iter().chain(&file.uplinks).cloned().collect(),
             file,
         })
+    }
+
+    /// Engines of the command line and of the file, and whether that says anything of them. `allowed`: CPUs that this process may use.
+    pub fn engines(&self, args: &RunArgs, allowed: &CpuList) -> Result<(Engines, bool), RunError> {
+        let of_file = &self.file.engines;
+        let (poll, helpers) = (args.scheduling.poll.is_some(), args.scheduling.helpers.is_some());
+        for (option, given, field) in
+            [("--poll", poll, "poll"), ("--helpers", helpers, "helper"), ("--cpus", args.cpus.is_some(), "ports")]
+        {
+            if given && of_file.has(field) {
+                return Err(Usage(format!("{option}: [engines] {field} of --config says it too; say it in one place")));
+            }
+        }
+        Ok((Engines::given(args, of_file, allowed)?, *of_file != DeclaredEngines::default()))
     }
 
     /// All interfaces, those that are guests too.

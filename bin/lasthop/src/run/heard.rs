@@ -90,6 +90,10 @@ impl Supervisor {
                 self.begin_upgrade(Wanted { request, programs, messages, processes, all, attempt });
                 return;
             }
+            engines @ (ControlToSupervisor::EngineChange { .. } | ControlToSupervisor::EngineList { .. }) => {
+                self.hear_of_engines(engines);
+                return;
+            }
             ControlToSupervisor::PortSet { request, name, settings } => (request, self.set_port(&name, &settings)),
             ControlToSupervisor::PortRename { request, name, to } => (request, self.rename_port(&name, &to)),
             ControlToSupervisor::PortDel { request, name } => match self.delete_device_port(request, &name) {

@@ -23,6 +23,7 @@
 //! | `backoff` | how long a process that ends at once is not started again |
 //! | `replaced` | how often processes were replaced, and why: what `stats` shows |
 //! | `sessions` | the ports' session processes, which speak vhost-user |
+//! | `engines` | which CPUs do ports' work, changed while it is done |
 //! | `devices` | switches with a small table of their own, each a `lasthop run` below this one |
 //! | `cable` | what joins a device's ports to the host's: one process |
 //! | `driver` | one process of an uplink: what it was given, whether it lives |
@@ -65,6 +66,7 @@ mod closing;
 mod devices;
 mod dma;
 mod driver;
+mod engines;
 mod given;
 mod handover;
 mod heard;

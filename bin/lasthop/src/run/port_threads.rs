@@ -22,7 +22,12 @@ impl Thread {
 
     /// Processor time that it has used, in nanoseconds; `None` if it has ended.
     pub fn cpu_ns(self) -> Option<u64> {
-        on_cpu_ns(&fs::read_to_string(self.proc().join("schedstat")).ok()?)
+        self.times().map(|(on_cpu, _)| on_cpu)
+    }
+
+    /// The same, and for how long it waited for a CPU though it could have run.
+    pub fn times(self) -> Option<(u64, u64)> {
+        times(&fs::read_to_string(self.proc().join("schedstat")).ok()?)
     }
 }
 
@@ -62,9 +67,10 @@ impl PortThreads {
     }
 }
 
-/// Of /proc/PID/task/TID/schedstat: nanoseconds on a CPU, before those of waiting for one and the number of times.
-fn on_cpu_ns(schedstat: &str) -> Option<u64> {
-    schedstat.split_ascii_whitespace().next()?.parse().ok()
+/// Of /proc/PID/task/TID/schedstat: nanoseconds on a CPU, and those of waiting for one; before the number of times.
+fn times(schedstat: &str) -> Option<(u64, u64)> {
+    let mut words = schedstat.split_ascii_whitespace().map_while(|word| word.parse().ok());
+    Some((words.next()?, words.next()?))
 }
 
 #[cfg(test)]
@@ -72,11 +78,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_number_is_the_time_on_a_cpu() {
-        assert_eq!(on_cpu_ns("123456789 42 7\n"), Some(123_456_789));
-        assert_eq!(on_cpu_ns("0 0 0\n"), Some(0));
-        for broken in ["", "\n", "x 1 2\n", "-1 0 0\n", "99999999999999999999 0 0\n"] {
-            assert_eq!(on_cpu_ns(broken), None, "{broken:?}");
+    fn the_first_number_is_the_time_on_a_cpu_and_the_second_that_of_waiting() {
+        assert_eq!(times("123456789 42 7\n"), Some((123_456_789, 42)));
+        assert_eq!(times("0 0 0\n"), Some((0, 0)));
+        for broken in ["", "\n", "5\n", "x 1 2\n", "-1 0 0\n", "99999999999999999999 0 0\n"] {
+            assert_eq!(times(broken), None, "{broken:?}");
         }
     }
 

@@ -26,6 +26,7 @@ impl Supervisor {
         self.check_static_addresses(&new.name, &settings)?;
         self.check_minimums(&new.name, &settings)?;
         self.check_queue_of(&new.name, &settings)?;
+        self.engines.now.check_engine(settings.engine)?;
         self.check_for_ovs(&new.name)?;
         if self.uplinks.values().any(|uplink| uplink.spec.name == new.name) {
             return Err(format!("there is an uplink {} already; choose another name", new.name));

@@ -4,7 +4,7 @@ use super::settings_text::changed;
 use super::supervisor::Supervisor;
 use lasthop_ipc::{PortLimits, RateLimit, SupervisorToSwitch};
 use lasthop_management_ipc::{PortConfig, Settings, SupervisorToControl};
-use lasthop_policy::{Batch, OF_UPLINKS, PortSettings, Rate, Unit};
+use lasthop_policy::{Batch, ENGINE, OF_UPLINKS, PortSettings, Rate, Unit};
 use lasthop_session_ipc::Bounds;
 use lasthop_types::PortId;
 use std::collections::BTreeSet;
@@ -42,6 +42,11 @@ impl Supervisor {
         self.check_minimums(name, &settings)?;
         if before.as_ref().and_then(|before| before.queue_of.as_ref()) != settings.queue_of.as_ref() {
             self.check_queue_of(name, &settings)?;
+        }
+        if settings.engine != before.as_ref().and_then(|set| set.engine) {
+            return Err(format!(
+                "{ENGINE}: another switch has to take over; `lasthop engine move` does that, and EngineMove of the API"
+            ));
         }
         self.remember_settings(name, settings);
         if let Err(e) = self.save(None, None) {
@@ -125,7 +130,8 @@ impl Supervisor {
         let rates = [others_from.unwrap_or(from), others_to.unwrap_or(to), storm];
         let weight = self.weights.get(&port.0).copied().unwrap_or_else(|| self.own_weight(name));
         let batches = self.batches(port, name).map(|batch| (batch.us, batch.packets));
-        let limits = PortLimits { rates, weight, batches };
+        let engine = settings.and_then(|set| set.engine).unwrap_or(u16::MAX);
+        let limits = PortLimits { rates, weight, engine, batches };
         self.tell_switch(SupervisorToSwitch::Limits(port, limits));
     }
 

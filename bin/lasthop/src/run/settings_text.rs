@@ -33,6 +33,7 @@ fn value_of(setting: &str) -> &'static str {
         "addr" => "IP",
         "connections" | "nat-ports" | "grants" | "max-ring" | "weight" | "priority" => "N",
         "tx-batch" | "rx-batch" => "US:PACKETS or off",
+        "engine" => "poll-CPU",
         "link" => "up|down",
         "static-mac" => "MAC[@VLAN]",
         "queue-of" => "UPLINK",

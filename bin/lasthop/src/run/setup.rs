@@ -2,6 +2,7 @@
 
 use super::args::{PortArg, RunArgs, check_uplink};
 use super::devices::{self, Device};
+use super::engines::EnginesOfRun;
 use super::given::Given;
 use super::open_vswitch::{self, Decides, OpenVswitch, Told};
 use super::served::{Served, Serves};
@@ -37,8 +38,8 @@ const LOCK_LOOK: Duration = Duration::from_millis(10);
 /// Everything found, checked and locked.
 #[derive(Debug)]
 pub struct Setup {
-    /// CPUs of the switch, if bounded.
-    pub cpus: Option<CpuList>,
+    /// Which CPUs do ports' work.
+    pub engines: EnginesOfRun,
     /// How packets are moved.
     pub for_switch: SwitchSettings,
     /// How packets of a port that has no setting of its own are gathered.
@@ -116,9 +117,8 @@ impl Setup {
     pub fn new(args: &RunArgs) -> Result<Self, RunError> {
         check_kernel()?;
         let allowed = CpuList::allowed().map_err(|e| Failed(format!("cannot read the CPUs of this process: {e}")))?;
-        let cpus = args.cpus.as_deref().map(|text| check_cpus("--cpus", text, &allowed)).transpose()?;
-        check_cores(args, cpus.as_ref().unwrap_or(&allowed))?;
         let given = Given::new(args)?;
+        let (given_engines, of_file) = given.engines(args, &allowed)?;
         let (ports, devices) = (absolute(&given.ports)?, given.devices());
         let switch = (args.data_plane(), find_program(args.data_plane(), args.libexec.as_deref())?);
         let session = find_program("lasthop-session", args.libexec.as_deref())?;
@@ -132,13 +132,14 @@ impl Setup {
         let run_lock = lock(&args.run_dir, "lock", "--run-dir", 0o755, until)?;
         let state_lock = lock(&args.state_dir, "state.lock", "--state-dir", 0o755, until)?;
         check_apart(&args.run_dir, &args.state_dir)?;
-        let devices_wanted = devices::wanted(args, cpus.as_ref())?;
+        let devices_wanted = devices::wanted(args, given_engines.cpus.as_ref())?;
         let store = Store::new(&args.state_dir);
         let mut remembered = store.load().map_err(Failed)?;
         let other_mirrors = given.mirrors(&mut remembered)?;
         given.overrule(&mut remembered, &ports, &devices);
         let Saved { ports: saved, uplinks: saved_uplinks, taps, settings, mirrors } = remembered;
         let (lists, other_lists) = given.lists(&store)?;
+        let engines = EnginesOfRun::new(given_engines, of_file, store.load_engines().map_err(Failed)?, &allowed);
         let (also_saved, saved) = reconcile(&ports, saved).map_err(Failed)?;
         let (uplinks, saved_uplinks) = reconcile_uplinks(&ports, &saved, &devices, saved_uplinks)?;
         let run_dir = std::path::absolute(&args.run_dir).unwrap_or_else(|_| args.run_dir.clone());
@@ -151,10 +152,10 @@ impl Setup {
         let served = in_order(api, read_api, ovs.as_mut());
         Ok(Self {
             ovs,
-            for_switch: args.for_switch(cpus.as_ref().unwrap_or(&allowed)),
+            for_switch: args.for_switch(&engines.now, &allowed),
             tx_batch: args.scheduling.tx_batch,
             rx_batch: args.scheduling.rx_batch,
-            cpus,
+            engines,
             vm_cgroup: args.vm_cgroup,
             bpf: !args.no_bpf,
             switch,
@@ -183,16 +184,6 @@ impl Setup {
             locks: [run_lock, state_lock],
         })
     }
-}
-
-/// Cores for helpers and for polling are among those of lasthop.
-fn check_cores(args: &RunArgs, cpus: &CpuList) -> Result<(), RunError> {
-    for (option, list) in [("--helpers", &args.scheduling.helpers), ("--poll", &args.scheduling.poll)] {
-        if let Some(list) = list.as_ref().and_then(|cpus| cpus.0.as_ref()) {
-            check_cpus(option, &list.to_string(), cpus)?;
-        }
-    }
-    Ok(())
 }
 
 /// In the order of what `open_vswitch::control` names.

@@ -1,5 +1,7 @@
-//! What outlives a run: ports added at run time in `STATE_DIR/ports.json`, access lists in `STATE_DIR/acl.rules`.
+//! What outlives a run: ports added at run time in `STATE_DIR/ports.json`, access lists in `STATE_DIR/acl.rules`, engines set at run time in
+//! `STATE_DIR/engines.json`.
 
+use super::engines::Remembered;
 use super::owner::FileOwner;
 use lasthop_policy::Batch;
 use lasthop_policy::{Mirror, PortSettings, Vlans, acl::Book};
@@ -109,6 +111,7 @@ struct Document {
 pub struct Store {
     file: PathBuf,
     lists: PathBuf,
+    engines: PathBuf,
     /// What was in them when they were last read or written.
     known: Cell<Option<u64>>,
     known_lists: Cell<Option<u64>>,
@@ -168,7 +171,9 @@ impl Store {
     /// In the directory `dir`, which exists.
     pub fn new(dir: &Path) -> Self {
         let (known, known_lists, known_settings) = Default::default();
-        Self { file: dir.join("ports.json"), lists: dir.join("acl.rules"), known, known_lists, known_settings }
+        let file = |name| dir.join(name);
+        let (file, lists, engines) = (file("ports.json"), file("acl.rules"), file("engines.json"));
+        Self { file, lists, engines, known, known_lists, known_settings }
     }
 
     /// What another program of this process goes on with.
@@ -297,6 +302,34 @@ impl Store {
         }
         let content = content(&[text.as_bytes()]);
         Ok((text.into_bytes(), Some(content)))
+    }
+
+    /// Engines as they were set at run time, if they were.
+    pub fn load_engines(&self) -> Result<Option<Remembered>, String> {
+        let shown = self.engines.display();
+        let wrong =
+            |e: String| format!("{shown}: {e}; repair it, or move it away to have the engines of the command line");
+        match fs::read_to_string(&self.engines) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(e) => Err(wrong(e.to_string())),
+            Ok(text) => serde_json::from_str(&text).map(Some).map_err(|e| wrong(e.to_string())),
+        }
+    }
+
+    /// Replaces what is remembered of engines or, on an error, nothing. Nothing is remembered that the command line says as well.
+    pub fn save_engines(&self, engines: &Remembered) -> Result<(), String> {
+        let written = if engines.given == engines.now {
+            fs::remove_file(&self.engines).or_else(|e| match e.kind() {
+                io::ErrorKind::NotFound => Ok(()),
+                _ => Err(e),
+            })
+        } else {
+            // Whoever edits it does so for the next start, and is overruled by who sets them now.
+            let known = Cell::new(fs::read(&self.engines).ok().map(|text| content(&[&text])));
+            let text = serde_json::to_vec_pretty(engines).map_err(io::Error::from);
+            text.and_then(|text| write(&self.engines, &[&text, b"\n"], &known, "have them"))
+        };
+        written.map_err(|e| format!("{}: {e}", self.engines.display()))
     }
 
     /// Replaces the text of the access lists or, on an error, nothing.

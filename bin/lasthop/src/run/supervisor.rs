@@ -4,6 +4,7 @@ use super::boost::Boost;
 use super::cgroup_accounting::CgroupAccounting;
 use super::child::{Child, Ended};
 use super::devices::{self, Device};
+use super::engines::EnginesOfRun;
 use super::handover::{Successor, TakeOver};
 use super::host_facts::Missing;
 use super::links::Links;
@@ -142,6 +143,8 @@ pub struct Supervisor {
     pub(super) dma: Option<OwnedFd>,
     /// How the switch moves packets.
     pub(super) for_switch: SwitchSettings,
+    /// Which CPUs do ports' work.
+    pub(super) engines: EnginesOfRun,
     /// What cores and VMs do.
     pub(super) monitor: HostMonitor,
     pub(super) missing: Missing,
@@ -244,7 +247,7 @@ impl Supervisor {
             epoll,
             signals,
             switch: Child::new(setup.switch.0, setup.switch.1, for_switch, SWITCH_CHANNEL, SWITCH_PID)
-                .bound_to(setup.cpus)
+                .bound_to(setup.engines.now.cpus.clone())
                 .in_short_turns()
                 .with_second(setup.rules.and_then(|(_, walks)| walks.then_some("--walk-fd")))
                 .with_watchdog(setup.watchdog, Duration::ZERO),
@@ -288,6 +291,7 @@ impl Supervisor {
             journal,
             dma,
             for_switch: setup.for_switch,
+            engines: setup.engines,
             monitor,
             missing,
             boost,

@@ -33,21 +33,22 @@ impl Supervisor {
         let time = |(port, number): (u32, i32)| Some((PortId(port), Thread { process, number }.cpu_ns()?));
         times.ports = self.port_threads.iter().filter_map(time).collect();
         times.main_ns = Thread { process, number: process as i32 }.cpu_ns().unwrap_or(0);
-        times.helpers_ns = helpers(process).filter_map(Thread::cpu_ns).sum();
+        times.helpers_ns = of_engines(process).into_iter().filter_map(|(_, thread)| thread.cpu_ns()).sum();
         times.switch_ns = process_ns(process);
         times
     }
 }
 
-/// The helpers and pollers of a switch, which goes by the names that it gives its threads. Those of ports begin otherwise.
-fn helpers(process: u32) -> impl Iterator<Item = Thread> {
+/// The helpers and pollers of a switch by the names that it gives its threads, like `poll-3`. Those of ports begin otherwise.
+pub(super) fn of_engines(process: u32) -> Vec<(String, Thread)> {
     let tasks = fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
     let threads =
         tasks.filter_map(move |task| Some(Thread { process, number: task.file_name().to_str()?.parse().ok()? }));
-    threads.filter(|thread| {
+    let named = threads.map(|thread| {
         let name = fs::read_to_string(thread.proc().join("comm")).unwrap_or_default();
-        name.starts_with("helper-") || name.starts_with("poll-")
-    })
+        (name.trim_end().to_owned(), thread)
+    });
+    named.filter(|(name, _)| name.starts_with("helper-") || name.starts_with("poll-")).collect()
 }
 
 /// Processor time, in nanoseconds, of a process with all its threads, those that have ended too; 0 if it has ended itself.

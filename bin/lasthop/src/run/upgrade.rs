@@ -7,6 +7,7 @@
 //! What is lost is what was on its way through the first switch: packets that waited for control there. Counters begin anew.
 
 use super::child::Ended;
+use super::engines::{Engines, Placed, allowed_cpus};
 use super::setup::{find_program, is_program};
 use super::supervisor::{NEXT_CHANNEL, NEXT_PID, SWITCH_CHANNEL, SWITCH_PID, Supervisor};
 use super::uplink::Switch;
@@ -111,6 +112,10 @@ pub(super) struct Upgrade {
     until: Instant,
     /// Why it is being undone.
     failed: Option<String>,
+    /// Engines of the switch to come, if they are other ones.
+    engines: Option<Engines>,
+    /// A port that goes to another engine.
+    pub(super) placed: Option<Placed>,
 }
 
 impl Upgrade {
@@ -144,21 +149,9 @@ impl Supervisor {
             let asked = ControlToSupervisor::Upgrade { request, programs, messages, processes, all, attempt };
             return self.deferred.push(asked);
         }
-        match &mut self.asked {
-            Some(asked) if asked.attempt == wanted.attempt => {
-                asked.request = wanted.request;
-                if let Some(result) = asked.outcome.clone() {
-                    self.answer_upgrade(result);
-                }
-                return;
-            }
-            Some(Asked { outcome: None, .. }) => {
-                let result = Err("another upgrade is under way; wait for its end; nothing has changed".into());
-                return self.control.send(SupervisorToControl::UpgradeReply { request: wanted.request, result }, None);
-            }
-            _ => {}
+        if !self.admit(wanted.request, &wanted.attempt) {
+            return;
         }
-        self.asked = Some(Asked { attempt: wanted.attempt.clone(), request: wanted.request, outcome: None });
         let begun = match wanted.processes {
             _ if wanted.messages != MESSAGES => Err(format!(
                 "the programs that run say other things to each other than the new ones (messages {MESSAGES}, and {}); restart lasthop to take the \
@@ -176,6 +169,27 @@ impl Supervisor {
         }
     }
 
+    /// Whether this is to be begun: not if it was asked for before, or another is under way. Whoever asks is told so.
+    pub(super) fn admit(&mut self, request: u64, attempt: &str) -> bool {
+        match &mut self.asked {
+            Some(asked) if asked.attempt == attempt => {
+                asked.request = request;
+                if let Some(result) = asked.outcome.clone() {
+                    self.answer_upgrade(result);
+                }
+                return false;
+            }
+            Some(Asked { outcome: None, .. }) => {
+                let result = Err("another upgrade is under way; wait for its end; nothing has changed".into());
+                self.control.send(SupervisorToControl::UpgradeReply { request, result }, None);
+                return false;
+            }
+            _ => {}
+        }
+        self.asked = Some(Asked { attempt: attempt.to_owned(), request, outcome: None });
+        true
+    }
+
     fn begin_with_switch(&mut self, programs: Option<&str>, all: bool) -> Result<Option<Upgraded>, String> {
         let path = new_program("lasthop-switch", programs, self.switch.path())?;
         if !self.switch.is_ready() {
@@ -184,24 +198,35 @@ impl Supervisor {
         if !all && !self.switch.runs_another_than(&path) {
             return Ok(Some(Upgraded::default()));
         }
-        self.start_other(path).map(|()| None)
+        self.start_other(path, None).map(|()| None)
     }
 
-    fn start_other(&mut self, path: PathBuf) -> Result<(), String> {
+    /// Starts the switch that is to take over, with these engines if they are to be other ones.
+    pub(super) fn start_other(&mut self, path: PathBuf, engines: Option<Engines>) -> Result<(), String> {
         let first = self.switch.has_token(SWITCH_CHANNEL);
         let tokens = if first { (NEXT_CHANNEL, NEXT_PID) } else { (SWITCH_CHANNEL, SWITCH_PID) };
         let mut other = self.switch.another(path, tokens);
+        let before = self.for_switch.clone();
+        let mut for_other = before.clone();
+        if let Some(engines) = &engines {
+            engines.tell(&mut for_other, &allowed_cpus()?);
+            other = other.bound_to(engines.cpus.clone());
+        }
         let given = self.for_new_switch().map_err(|e| format!("no descriptors for another switch: {e}"))?;
         other.start(&self.epoll, given).map_err(|e| format!("the new switch cannot be started: {e}"))?;
         // It hears what a new one hears.
         std::mem::swap(&mut self.switch, &mut other);
+        self.for_switch = for_other;
         self.tell_switch_all();
+        self.for_switch = before;
         std::mem::swap(&mut self.switch, &mut other);
         info!("upgrade: the new switch starts (pid {})", other.pid().unwrap_or_default());
         let (ports, waits, pauses, threads) = Default::default();
         let since = Instant::now();
         let until = since + START_LIMIT;
-        self.upgrade = Some(Upgrade { since, other, step: None, ports, waits, pauses, threads, until, failed: None });
+        let (step, failed, placed) = (None, None, None);
+        self.upgrade =
+            Some(Upgrade { since, other, step, ports, waits, pauses, threads, until, failed, engines, placed });
         Ok(())
     }
 
@@ -367,10 +392,12 @@ impl Supervisor {
     fn use_other(&mut self) {
         let Some(upgrade) = &mut self.upgrade else { return };
         std::mem::swap(&mut self.switch, &mut upgrade.other);
+        let engines = upgrade.engines.take();
         self.port_threads.forget_all();
         for (port, thread) in std::mem::take(&mut upgrade.threads) {
             self.hear_thread(PortId(port), thread);
         }
+        engines.into_iter().for_each(|engines| self.take_on(engines));
         self.take_step(Step::Leave);
     }
 
@@ -393,8 +420,16 @@ impl Supervisor {
 
     /// The switch that is not in use ends, and whoever asked hears how it went.
     fn finish_upgrade(&mut self) {
-        let Some(Upgrade { since, other, ports, pauses, failed, .. }) = self.upgrade.take() else { return };
+        let Some(Upgrade { since, other, ports, pauses, failed, engines, placed, .. }) = self.upgrade.take() else {
+            return;
+        };
         let used = failed.is_none();
+        if engines.is_some() {
+            self.remember_engines_again();
+        }
+        if let Some(placed) = placed.filter(|_| !used) {
+            self.put_back(placed);
+        }
         ports.iter().for_each(|port| self.sessions.moved(*port, used));
         self.sessions.wait(false);
         if other.is_up() {

@@ -305,6 +305,7 @@ impl Supervisor {
             self.check_static_addresses(&spec.name, &settings)?;
             self.check_minimums(&spec.name, &settings)?;
             self.check_queue_of(&spec.name, &settings)?;
+            self.engines.now.check_engine(settings.engine)?;
             Claim::take(&spec.device)?;
             Ok((spec, settings))
         });

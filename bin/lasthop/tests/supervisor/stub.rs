@@ -103,7 +103,7 @@ pub fn switch(called: &Path) {
                 for (message, fd) in messages(&mut supervisor) {
                     match message {
                         SupervisorToSwitch::Start(_, settings) => say("switch", &format!("{settings:?}")),
-                        SupervisorToSwitch::Limits(port, PortLimits { rates, weight, batches: [tx, rx] }) => {
+                        SupervisorToSwitch::Limits(port, PortLimits { rates, weight, batches: [tx, rx], .. }) => {
                             let bytes = rates.map(|limit| limit.bytes);
                             say("switch", &format!("limits {port} {bytes:?} weight {weight} batches {tx:?} {rx:?}"));
                         }
@@ -222,6 +222,7 @@ pub fn control(_called: &Path) {
                             | SupervisorToControl::CpuTimes { .. }
                             | SupervisorToControl::Renamed { .. }
                             | SupervisorToControl::UpgradeReply { .. }
+                            | SupervisorToControl::Engines { .. }
                             | SupervisorToControl::UplinkReply { .. } => {}
                             SupervisorToControl::Settings { port, text } => {
                                 told.push(format!("{port}={text:?}"));

@@ -4,8 +4,8 @@
 
 use crate::{
     AclChanged, AclPage, AclText, ApiError, Batching, Connection, ConnectionPage, ConntrackFlushed, ConntrackStats,
-    EndedFlows, Field, FlowPage, GroupPage, LogLevel, LogLevelList, Mac, MacFlushed, MacPage, MirrorList, PortAdopted,
-    PortChanged, PortPage, SetChanged, SetPage, Station, SwitchStats, TraceReport, Upgraded, UplinkList,
+    EndedFlows, EngineList, Field, FlowPage, GroupPage, LogLevel, LogLevelList, Mac, MacFlushed, MacPage, MirrorList,
+    PortAdopted, PortChanged, PortPage, SetChanged, SetPage, Station, SwitchStats, TraceReport, Upgraded, UplinkList,
 };
 use futures_util::Stream;
 
@@ -65,6 +65,35 @@ pub trait SwitchProxy {
         messages: &str,
         processes: &str,
         all: bool,
+        attempt: &str,
+    ) -> zlink::Result<Result<Upgraded, ApiError>>;
+
+    /// CPUs on which ports' work is done, and who does it there.
+    async fn engine_list(&mut self) -> zlink::Result<Result<EngineList, ApiError>>;
+
+    /// Has ports' work done on these CPUs, too, like `2,4-5`. `kind`: `poll`, `helper` or `ports`. Another switch takes over, as of `upgrade`, for which
+    /// `attempt` is, too; it is remembered.
+    async fn engine_add(&mut self, kind: &str, cpus: &str, attempt: &str) -> zlink::Result<Result<Upgraded, ApiError>>;
+
+    /// Has nothing done by this kind on these CPUs any more. The rest is as of `engine_add`.
+    async fn engine_del(&mut self, kind: &str, cpus: &str, attempt: &str) -> zlink::Result<Result<Upgraded, ApiError>>;
+
+    /// Has the port polled by the engine with this name, like `poll-3`; `none`: by any. It is the port's setting `engine`, too. The rest is as of
+    /// `engine_add`.
+    async fn engine_move(
+        &mut self,
+        port: &str,
+        engine: &str,
+        attempt: &str,
+    ) -> zlink::Result<Result<Upgraded, ApiError>>;
+
+    /// Has ports' work done on these CPUs and on no others, of each kind that is given; `none` is no CPU, `all` each that there is. Names no process where
+    /// that is so already. The rest is as of `engine_add`.
+    async fn engine_set(
+        &mut self,
+        poll: Option<&str>,
+        helper: Option<&str>,
+        ports: Option<&str>,
         attempt: &str,
     ) -> zlink::Result<Result<Upgraded, ApiError>>;
 

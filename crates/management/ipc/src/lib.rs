@@ -1,5 +1,8 @@
 //! What the supervisor says to control and hears from it. The switch speaks none of it.
 
+mod engines;
+
+pub use engines::{EngineChange, EngineInfo, EngineKind};
 use lasthop_ipc::RateLimit;
 use lasthop_types::PortId;
 use lasthop_uplink_ipc::{UplinkCounters, UplinkDevice, UplinkDriver, VlanMac};
@@ -136,12 +139,21 @@ pub enum SupervisorToControl {
         /// What it is called now.
         to: String,
     },
-    /// Answer to `Upgrade`: what came of it, or what is wrong and what to do.
+    /// Answer to `Upgrade` and `EngineChange`: what came of it, or what is wrong and what to do.
     UpgradeReply {
         /// The request's number.
         request: u64,
         /// What came of it.
         result: Result<Upgraded, String>,
+    },
+    /// Answer to `EngineList`.
+    Engines {
+        /// The request's number.
+        request: u64,
+        /// All engines, those of one kind in the order of their CPUs.
+        engines: Vec<EngineInfo>,
+        /// How they are set, in the order of [`EngineKind::ALL`]: CPUs, `none` or `all`.
+        set: [String; 3],
     },
     /// The socket of Open vSwitch's programs, which travels with this message, in place of the one that `lasthop-ovs` has.
     OvsSocket,
@@ -496,6 +508,20 @@ pub enum ControlToSupervisor {
         all: bool,
         /// The same when the same is asked once more, because the answer has not come.
         attempt: String,
+    },
+    /// Have ports' work done on other CPUs, or by others: another switch takes over. Answered by `UpgradeReply`.
+    EngineChange {
+        /// Echoed in the reply.
+        request: u64,
+        /// What is to become of them.
+        change: EngineChange,
+        /// As of `Upgrade`.
+        attempt: String,
+    },
+    /// All engines.
+    EngineList {
+        /// Echoed in the reply.
+        request: u64,
     },
     /// Call a port something else; all that goes by its name goes by the new one.
     PortRename {

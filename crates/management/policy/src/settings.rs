@@ -60,6 +60,8 @@ pub struct PortSettings {
     pub weight: Option<u16>,
     /// Above those ports with a lower one, where shares go by weight; 0 if nothing is said.
     pub priority: Option<u8>,
+    /// The CPU of the engine that polls its rings, written as that is called: `poll-3`. Any if nothing is said, or there is none.
+    pub engine: Option<u16>,
     /// What is gathered before its guest kicks while it sends a stream; as all ports if nothing is said, which this crate does not know.
     pub tx_batch: Option<Batch>,
     /// What is gathered before its guest is interrupted while it runs.
@@ -94,6 +96,7 @@ pub const SETTINGS: &[&str] = &[
     "max-ring",
     "weight",
     "priority",
+    ENGINE,
     "tx-batch",
     "rx-batch",
     "link",
@@ -103,9 +106,13 @@ pub const SETTINGS: &[&str] = &[
 ];
 
 /// Those of them that the switch carries out by itself: they hold whoever decides about packets.
-pub const OF_SWITCH: &[&str] = &["rate-from", "rate-to", "min-rate", "weight", "priority", "tx-batch", "rx-batch"];
+pub const OF_SWITCH: &[&str] =
+    &["rate-from", "rate-to", "min-rate", "weight", "priority", ENGINE, "tx-batch", "rx-batch"];
 /// The same in words.
-pub const OF_SWITCH_WORDS: &str = "rates, weight, priority and batching";
+pub const OF_SWITCH_WORDS: &str = "rates, weight, priority, engine and batching";
+
+/// Which of the engines that poll a port's rings are polled by.
+pub const ENGINE: &str = "engine";
 
 /// Addresses that live at a port, or an uplink, for good.
 pub const STATIC_MAC: &str = "static-mac";
@@ -166,6 +173,7 @@ impl PortSettings {
             "max-ring" => self.max_ring = if is_none(value) { None } else { Some(max_ring(value)?) },
             "weight" => self.weight = if is_none(value) { None } else { Some(weight(value)?) },
             "priority" => self.priority = if is_none(value) { None } else { Some(priority(value)?) },
+            ENGINE => self.engine = if is_none(value) { None } else { Some(engine(value)?) },
             "tx-batch" => self.tx_batch = batch(value)?,
             "rx-batch" => self.rx_batch = batch(value)?,
             "snooping" => self.snooping = on(value)?,
@@ -288,6 +296,7 @@ impl PortSettings {
             self.max_ring.map(|n| text(&n)),
             self.weight.map(|n| text(&n)),
             self.priority.map(|n| text(&n)),
+            self.engine.map(|cpu| format!("{POLL}{cpu}")),
             self.tx_batch.map(|batch| text(&batch)),
             self.rx_batch.map(|batch| text(&batch)),
             self.link_down.then(|| "down".to_owned()),
@@ -362,6 +371,16 @@ fn trunk(value: &str) -> Result<Option<Vlans>, String> {
         _ => format!("write ids and ranges such as 10,20-30, {OR_NONE}"),
     };
     value.replace(',', ":").parse().map(Some).map_err(|e: ParseVlansError| e.but(&instead))
+}
+
+/// How engines that poll are called, before the number of their CPU.
+const POLL: &str = "poll-";
+
+fn engine(value: &str) -> Result<u16, String> {
+    let cpu = value.strip_prefix(POLL).and_then(|cpu| cpu.parse().ok()).filter(|cpu| *cpu != u16::MAX);
+    cpu.ok_or_else(|| {
+        format!("no engine that polls is called so; write one such as {POLL}3 (`lasthop engine list`), {OR_NONE}")
+    })
 }
 
 fn on(value: &str) -> Result<bool, String> {

@@ -22,6 +22,8 @@ pub struct PortLimits {
     pub rates: [RateLimit; 3],
     /// Its share of a thread that looks after several ports' rings, and of a receiver that is short of buffers: beside those of all others.
     pub weight: u32,
+    /// The CPU on which its rings are polled, if cores poll, and that one does; else any that does.
+    pub engine: u16,
     /// Microseconds and packets that are gathered before its guest kicks in a stream, and before it is interrupted while it runs; 0: none.
     pub batches: [(u32, u16); 2],
 }

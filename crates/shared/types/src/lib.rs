@@ -22,6 +22,16 @@ impl std::fmt::Display for PortId {
     }
 }
 
+/// Which of `count` equals a ring with this hash falls to: the upper half of a product, as good as a remainder, and cheaper.
+pub fn fall_to(hash: u64, count: usize) -> usize {
+    ((hash >> 32).wrapping_mul(count as u64) >> 32) as usize
+}
+
+/// The hash by which a ring that packets come from, by its index in the device, falls to one of the cores that poll.
+pub fn polled_by(port: PortId, queue: u16) -> u64 {
+    u64::from(port.0).wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(u64::from(queue) << 62)
+}
+
 /// Share of a port of which nothing is said: see `lasthop port set --weight`.
 pub const DEFAULT_WEIGHT: u32 = 100;
 

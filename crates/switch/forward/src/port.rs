@@ -40,6 +40,8 @@ pub struct Port {
     pub floods: RateLimiter,
     /// Its share of a thread that looks after several ports' rings, beside theirs.
     pub weight: AtomicU32,
+    /// The CPU on which its rings are to be polled that are looked after from now on; if none polls there, any does.
+    pub engine: AtomicU16,
     /// What is gathered before its guest kicks in a stream, and before it is interrupted: microseconds, and in the low 16 bits packets.
     pub batches: [AtomicU64; 2],
     /// Largest IP packet the guest takes, as the front-end said; 0 if it did not.
@@ -72,6 +74,7 @@ impl Port {
             gets: RateLimiter::default(),
             floods: RateLimiter::default(),
             weight: AtomicU32::new(DEFAULT_WEIGHT),
+            engine: AtomicU16::new(u16::MAX),
             batches: Default::default(),
             mtu: AtomicU16::new(0),
             pairs_ready: AtomicU32::new(0),

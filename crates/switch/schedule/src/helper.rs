@@ -129,9 +129,10 @@ impl Helpers {
     }
 
     /// The helper that is to be offered a ring with this hash, whose packets last went to `receiver`; `None` if no core is
-    /// idle, as far as is known.
+    /// idle, as far as is known. Of cores that poll it is the one that `receiver` is set to, then the ring's own port, if that can.
     pub(crate) fn choose(&self, hash: u64, receiver: Option<&Port>, now_ns: u64) -> Option<usize> {
         let cache = match receiver.map(|port| vm_of(self.settings.view, port)) {
+            _ if self.dedicated => receiver.map(|port| port.engine.load(Ordering::Relaxed)),
             Some(Vm::Running(core)) => self.settings.view.and_then(|view| Some(view.place(core)?.llc as u16)),
             _ => None,
         };
@@ -143,7 +144,7 @@ impl Helpers {
         let backs_off = helper.back_off.lock().holds(now_ns);
         // Its own core is busy, for it polls.
         let Some(view) = self.settings.view.as_ref().filter(|_| !self.dedicated) else {
-            return Core { backs_off, ..Core::default() };
+            return Core { backs_off, cache: helper.cpu as u16, ..Core::default() };
         };
         // A thread of ours is about to sleep or is a helper itself.
         let free = |core| view.core(core).map(|c| c.idle || c.idle_class_only || c.tgid == us);

@@ -74,8 +74,7 @@ impl Workers {
         match &entry.thread {
             Some(thread) => thread.mailbox.send(Letter::Attach(owned)),
             None => {
-                let hash = u64::from(port.id.0).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-                if let Some(n) = self.helpers.choose(hash.wrapping_add(u64::from(queue) << 62), None, 0) {
+                if let Some(n) = self.helpers.choose(lasthop_types::polled_by(port.id, queue), Some(port), 0) {
                     self.helpers.offer(n, &owned, Some(Arrivals::default()));
                 }
             }

@@ -6,6 +6,7 @@ use super::super::cgroup_accounting::{CgroupAccounting, CgroupState};
 use super::super::child::ChildState;
 use super::super::closing;
 use super::super::devices::{self, DeviceState};
+use super::super::engines::{Engines, EnginesOfRun};
 use super::super::host_facts::Missing;
 use super::super::open_vswitch::{OpenVswitch, OpenVswitchState};
 use super::super::port::{Port, PortState};
@@ -89,6 +90,9 @@ pub struct State {
     control_level: Option<String>,
     level: String,
     cgroup_accounting: Option<CgroupState>,
+    /// None where they cannot be changed.
+    #[serde(default)]
+    engines: Option<EnginesOfRun>,
     locks: [Fd; 2],
 }
 
@@ -176,6 +180,7 @@ impl Supervisor {
             control_level: self.control_level.clone(),
             level: levels::level(),
             cgroup_accounting,
+            engines: Some(self.engines.clone()),
             locks: self.locks.each_ref().map(|lock| giver.fd(lock)),
         };
         state.descriptors = giver.descriptors;
@@ -202,7 +207,8 @@ impl Supervisor {
         let store = Store::resumed(&args.state_dir, state.known_files);
         let served: Result<Vec<_>, _> = state.served.into_iter().map(|served| Served::resumed(served, taker)).collect();
         let ovs = state.ovs.map(|ovs| OpenVswitch::resumed(ovs, taker)).transpose()?;
-        let mut setup = setup_of(args, store, served?, ovs, [run_lock?, state_lock?]).map_err(|e| e.to_string())?;
+        let locks = [run_lock?, state_lock?];
+        let mut setup = setup_of(args, store, served?, ovs, (locks, state.engines)).map_err(|e| e.to_string())?;
         (setup.taps, setup.settings, setup.mirrors) = (state.taps, state.settings, state.mirrors);
         (setup.lists, setup.uplink) = (state.lists.into_bytes(), state.uplink_program);
         let mut supervisor = Self::assemble(setup, outliving).map_err(|e| e.to_string())?;
@@ -248,16 +254,17 @@ fn setup_of(
     store: Store,
     served: Vec<Served>,
     ovs: Option<OpenVswitch>,
-    locks: [File; 2],
+    (locks, engines): ([File; 2], Option<EnginesOfRun>),
 ) -> Result<Setup, super::super::RunError> {
     let allowed = CpuList::allowed()
         .map_err(|e| super::super::RunError::Failed(format!("cannot read the CPUs of this process: {e}")))?;
     // Some may have been taken away since they were looked at: that is no reason to end.
-    let left = |cpus: CpuList| cpus.iter().filter(|cpu| allowed.contains(*cpu)).collect::<CpuList>();
-    let cpus = args.cpus.as_deref().and_then(|text| text.parse().ok()).map(left).filter(|cpus| !cpus.is_empty());
+    let given = Engines::of_command_line(args, &allowed);
+    let cpus = given.cpus.clone();
+    let engines = engines.unwrap_or_else(|| EnginesOfRun { now: given.clone(), given });
     let switch = args.data_plane();
     Ok(Setup {
-        for_switch: args.for_switch(cpus.as_ref().unwrap_or(&allowed)),
+        for_switch: args.for_switch(&engines.now, &allowed),
         tx_batch: args.scheduling.tx_batch,
         rx_batch: args.scheduling.rx_batch,
         vm_cgroup: args.vm_cgroup,
@@ -276,7 +283,7 @@ fn setup_of(
         uplink_probe: !args.no_uplink_probe,
         served,
         store,
-        cpus,
+        engines,
         ports: Vec::new(),
         saved: Vec::new(),
         uplinks: Vec::new(),

@@ -69,6 +69,7 @@ impl Learning {
             max_ring: None,
             weight: None,
             priority: None,
+            engine: None,
             tx_batch: None,
             rx_batch: None,
             static_macs: Vec::new(),

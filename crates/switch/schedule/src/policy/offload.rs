@@ -31,10 +31,7 @@ pub fn choose_core(
     let candidates = cores.enumerate().filter(|(_, core)| core.is_candidate());
     let pick = |only_near: bool| {
         let fit = candidates.clone().filter(move |(_, core)| !only_near || near(core));
-        let count = fit.clone().count() as u64;
-        // The upper half of the product: as good as a remainder, and cheaper.
-        let nth = (hash >> 32).wrapping_mul(count) >> 32;
-        fit.map(|(n, _)| n).nth(nth as usize)
+        fit.clone().map(|(n, _)| n).nth(lasthop_types::fall_to(hash, fit.count()))
     };
     pick(true).or_else(|| pick(false))
 }

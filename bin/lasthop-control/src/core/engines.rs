@@ -1,0 +1,78 @@
+//! `lasthop engine`: which CPUs do ports' work. The supervisor has it otherwise, by another switch that takes over; which port falls to which core
+//! that polls is known here.
+
+use super::{Answer, Command, Core, MAX_QUESTIONS, busy, give, refuse};
+use lasthop_api::{Engine, EngineList, Upgraded};
+use lasthop_ipc::PortInfo;
+use lasthop_management_ipc::{ControlToSupervisor, EngineChange, EngineInfo, EngineKind};
+use lasthop_types::{fall_to, polled_by};
+use std::collections::BTreeMap;
+
+/// What is asked for.
+#[derive(Debug)]
+pub(crate) enum EngineCall {
+    List(Answer<EngineList>),
+    Change { change: EngineChange, attempt: String, answer: Answer<Upgraded> },
+}
+
+/// Those who wait for what the supervisor says of them.
+pub(super) type EngineLists = BTreeMap<u64, Answer<EngineList>>;
+
+impl Core {
+    pub(super) fn engine_call(&mut self, call: EngineCall) {
+        match call {
+            EngineCall::Change { change, attempt, answer } => {
+                self.ask_to_replace(answer, |request| ControlToSupervisor::EngineChange { request, change, attempt });
+            }
+            EngineCall::List(answer) => {
+                self.engine_lists.retain(|_, answer| !answer.is_closed());
+                let asker = answer.asker;
+                if self.engine_lists.values().filter(|other| other.asker == asker).count() >= MAX_QUESTIONS {
+                    return refuse(answer, busy());
+                }
+                self.next_number += 1;
+                let request = self.next_number;
+                self.engine_lists.insert(request, answer);
+                self.commands.push(Command::Supervisor(ControlToSupervisor::EngineList { request }));
+            }
+        }
+    }
+
+    /// The supervisor says which there are.
+    pub(super) fn engines_are(&mut self, request: u64, engines: &[EngineInfo], set: [String; 3]) {
+        let Some(answer) = self.engine_lists.remove(&request) else { return };
+        // One that has no thread could not be bound to its core, and gets no ring.
+        let polls = engines.iter().filter(|engine| engine.kind == EngineKind::Poll && engine.cpu_ns.is_some());
+        let polls: Vec<_> = polls.map(|engine| engine.cpus.parse::<u16>().ok()).collect();
+        let shown = engines.iter().map(|engine| {
+            let mut ports: Vec<_> = engine.ports.iter().map(|id| self.name(*id)).collect();
+            let cpu = engine.cpus.parse().ok();
+            if engine.kind == EngineKind::Poll
+                && let Some(nth) = polls.iter().position(|other| *other == cpu)
+            {
+                let infos = self.infos.values().filter(|info| self.falls_to(info, nth, &polls));
+                ports.extend(infos.map(|info| self.name(info.id)));
+            }
+            let kind = engine.kind.name();
+            let name = match engine.kind {
+                EngineKind::Ports => kind.to_owned(),
+                _ => format!("{kind}-{}", engine.cpus),
+            };
+            let (cpus, trouble) = (engine.cpus.clone(), engine.trouble.clone());
+            Engine { name, kind: kind.into(), cpus, cpu_ns: engine.cpu_ns, ports, trouble }
+        });
+        let engines = shown.collect();
+        let [poll, helper, ports] = set;
+        give(answer, EngineList { engines, poll, helper, ports });
+    }
+
+    /// Whether one of the port's rings from which packets come is polled by the core with this place among these CPUs, as the switch goes by it.
+    fn falls_to(&self, port: &PortInfo, nth: usize, polls: &[Option<u16>]) -> bool {
+        let mut rings = port.queues.iter().filter(|queue| queue.enabled && queue.index % 2 == 1);
+        let set = self.policy.settings(port.id).and_then(|settings| settings.engine);
+        match polls.iter().position(|cpu| cpu.is_some() && *cpu == set) {
+            Some(placed) => placed == nth && rings.next().is_some(),
+            None => rings.any(|queue| fall_to(polled_by(port.id, queue.index), polls.len()) == nth),
+        }
+    }
+}

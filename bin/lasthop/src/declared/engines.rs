@@ -1,0 +1,87 @@
+//! Engines of the declarative file: `[engines]`.
+
+use super::Declared;
+use super::document::Fields;
+use super::plan::{Plan, Step, There};
+use lasthop_api::EngineList;
+use lasthop_management_ipc::EngineKind;
+use lasthop_policy::ENGINE;
+use lasthop_sys::CpuList;
+
+/// What the table may have.
+pub(super) const OF_ENGINES: &[&str] = &["poll", "helper", "ports"];
+
+/// Which CPUs do ports' work, as far as the file says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DeclaredEngines([Option<String>; 3]);
+
+impl DeclaredEngines {
+    /// Those of `poll`, `helper` and `ports`, that is of [`EngineKind::ALL`]: CPUs, `none` or `all`.
+    pub fn lists(&self) -> [Option<String>; 3] {
+        self.0.clone()
+    }
+
+    /// Whether the file says anything of this kind.
+    pub fn has(&self, kind: &str) -> bool {
+        EngineKind::ALL.iter().zip(&self.0).any(|(other, list)| other.name() == kind && list.is_some())
+    }
+}
+
+impl Declared {
+    /// Whether ports are set to engines that the file has, if it says which there are.
+    pub(super) fn check_engines(&self) -> Result<(), String> {
+        let [Some(poll), ..] = &self.engines.0 else { return Ok(()) };
+        let polls: CpuList = poll.parse().unwrap_or_default();
+        for port in &self.ports {
+            let set =
+                port.settings.iter().find(|(name, value)| name == ENGINE && value != "none").map(|(_, value)| value);
+            let cpu = set.and_then(|name| name.strip_prefix("poll-")?.parse().ok());
+            if let (Some(set), Some(cpu)) = (set, cpu)
+                && !polls.contains(cpu)
+            {
+                let name = &port.name;
+                return Err(format!(
+                    "[port.{name}]: {ENGINE} = {set:?}, and [engines] has poll = {poll:?}; name one of those there, or add it"
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Reads the table.
+pub(super) fn engines(mut of: Fields) -> Result<DeclaredEngines, String> {
+    let mut lists = [None, None, None];
+    for (list, kind) in lists.iter_mut().zip(EngineKind::ALL) {
+        let Some(text) = of.words(kind.name(), ",")? else { continue };
+        *list = Some(match text.as_str() {
+            "" | "none" if kind == EngineKind::Ports => {
+                return Err(of.wrong("ports", "ports' threads need a CPU; write \"all\", or some"));
+            }
+            "" | "none" => "none".to_owned(),
+            "all" if kind == EngineKind::Poll => {
+                return Err(of.wrong("poll", "name the CPUs that are to do nothing else"));
+            }
+            "all" => text,
+            text => text.parse::<CpuList>().map_err(|e| of.wrong(kind.name(), e))?.to_string(),
+        });
+    }
+    Ok(DeclaredEngines(lists))
+}
+
+impl<'a> Plan<'a> {
+    /// Those that the file has otherwise: before ports come, which are placed anew when engines change.
+    pub(super) fn set_engines(&mut self, declared: &'a Declared, there: &There) {
+        let EngineList { poll, helper, ports, .. } = &there.engines;
+        let kinds = EngineKind::ALL.into_iter().zip(&declared.engines.0).zip([poll, helper, ports]);
+        let told: Vec<_> = kinds
+            .filter_map(|((kind, wanted), is)| {
+                let wanted = wanted.as_ref().filter(|wanted| *wanted != is)?;
+                Some(format!("{} {is} -> {wanted}", kind.name()))
+            })
+            .collect();
+        if !told.is_empty() {
+            self.push(Step::SetEngines(&declared.engines), format!("~ engines: {}", told.join(", ")));
+        }
+    }
+}

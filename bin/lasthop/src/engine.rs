@@ -1,0 +1,137 @@
+//! `lasthop engine`: which CPUs do ports' work, and who does it there.
+
+use crate::SharedArgs;
+use crate::client::CliError;
+use crate::table::{Align, Table};
+use crate::upgrade::{ask_until_answered, pauses};
+use clap::builder::PossibleValuesParser;
+use clap::{Args, Subcommand};
+use lasthop_api::{Engine, EngineList, SwitchProxy, Upgraded};
+use lasthop_management_ipc::EngineKind;
+use lasthop_sys::CpuList;
+
+/// `lasthop engine …`
+#[derive(Debug, Subcommand)]
+pub enum EngineCommand {
+    /// Show all engines: where they are, what they have used, and whose rings they serve
+    #[command(after_help = "Example:\n  lasthop engine list --json")]
+    List(SharedArgs),
+    /// Have ports' work done on these CPUs, too
+    ///
+    /// `poll`: a thread that does nothing else; while there is one, such threads do all the work. `helper`: idle cycles of the CPU are used. `ports`: ports'
+    /// own threads may run there. Another switch takes over from the one that runs, as with `lasthop upgrade`: packets pause for some milliseconds, none is
+    /// lost, and counters begin anew. It is remembered.
+    #[command(after_help = "Examples:\n  lasthop engine add poll 3\n  lasthop engine add helper 4-7")]
+    Add(ChangeArgs),
+    /// Have nothing done on these CPUs any more
+    ///
+    /// Without the last that polls, helpers and ports' own threads do the work again. One that a port is set to (`lasthop engine move`) stays until the port
+    /// is moved.
+    #[command(after_help = "Examples:\n  lasthop engine del poll 3\n  lasthop engine del helper 0-1")]
+    Del(ChangeArgs),
+    /// Have a port's rings polled by this engine, and by no other
+    ///
+    /// The same as `lasthop port set PORT --engine ENGINE`.
+    #[command(after_help = "Examples:\n  lasthop engine move vm1 poll-3\n  lasthop engine move vm1 none")]
+    Move {
+        /// Name of the port
+        port: String,
+        /// An engine that polls, such as poll-3; none: any of them
+        engine: String,
+        #[command(flatten)]
+        shared: SharedArgs,
+    },
+}
+
+#[derive(Debug, Args)]
+pub struct ChangeArgs {
+    /// Which kind
+    #[arg(value_parser = kinds())]
+    kind: String,
+    /// CPUs, like 3 or 2,4-5
+    cpus: CpuList,
+    #[command(flatten)]
+    shared: SharedArgs,
+}
+
+/// Shells complete them.
+fn kinds() -> PossibleValuesParser {
+    PossibleValuesParser::new(EngineKind::ALL.map(EngineKind::name))
+}
+
+pub fn engine(command: &EngineCommand) -> Result<String, CliError> {
+    match command {
+        EngineCommand::List(shared) => {
+            let list = shared.instance()?.ask(async |c| c.engine_list().await)?;
+            shared.show(&list, table)
+        }
+        EngineCommand::Add(ChangeArgs { kind, cpus, shared }) => {
+            let cpus = cpus.to_string();
+            let done = ask_until_answered(shared, async |c, attempt| c.engine_add(kind, &cpus, attempt).await)?;
+            shared.show(&done, said)
+        }
+        EngineCommand::Del(ChangeArgs { kind, cpus, shared }) => {
+            let cpus = cpus.to_string();
+            let done = ask_until_answered(shared, async |c, attempt| c.engine_del(kind, &cpus, attempt).await)?;
+            shared.show(&done, said)
+        }
+        EngineCommand::Move { port, engine, shared } => {
+            let done = ask_until_answered(shared, async |c, attempt| c.engine_move(port, engine, attempt).await)?;
+            shared.show(&done, said)
+        }
+    }
+}
+
+/// What came of a change.
+fn said(done: &Upgraded) -> String {
+    match done.processes.first() {
+        None => "nothing to change\n".into(),
+        Some(switch) => format!("another switch (pid {}) has taken over\n{}", switch.pid, pauses(&done.ports)),
+    }
+}
+
+fn table(list: &EngineList) -> String {
+    let columns = [("ENGINE", Align::Left), ("CPU", Align::Left), ("TIME S", Align::Right), ("PORTS", Align::Left)];
+    let (mut table, mut notes) = (Table::new(&columns), String::new());
+    let polls = list.engines.iter().any(|engine| engine.kind == EngineKind::Poll.name());
+    for Engine { name, kind, cpus, cpu_ns, ports, trouble } in &list.engines {
+        trouble.iter().for_each(|why| notes += &format!("{name}: {why}\n"));
+        let time = cpu_ns.map_or_else(|| "-".into(), |ns| format!("{:.2}", ns as f64 / 1e9));
+        let ports = match ports.as_slice() {
+            [] if *kind == EngineKind::Helper.name() => "those that offer it a ring".to_owned(),
+            [] => "-".to_owned(),
+            ports => ports.join(","),
+        };
+        table.row(vec![name.clone(), cpus.clone(), time, ports]);
+    }
+    if polls {
+        notes += "cores that poll do all the work: there are no helpers, and ports have no threads of their own\n";
+    }
+    table.render() + &notes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_engine_that_does_nothing_is_named() {
+        let engine = |name: &str, cpus: &str, cpu_ns: Option<u64>, ports: &[&str]| Engine {
+            name: name.into(),
+            kind: name.split('-').next().unwrap().into(),
+            cpus: cpus.into(),
+            cpu_ns,
+            ports: ports.iter().map(ToString::to_string).collect(),
+            trouble: (name == "poll-4").then(|| "it has no thread".into()),
+        };
+        let polls = [engine("poll-3", "3", Some(1_500_000_000), &["vm1", "vm2"]), engine("poll-4", "4", None, &[])];
+        let engines = polls.into_iter().chain([engine("ports", "0-7", None, &[])]).collect();
+        let text = table(&EngineList { engines, ..EngineList::default() });
+        assert!(text.contains("poll-3  3      1.50  vm1,vm2"), "{text}");
+        assert!(text.contains("poll-4: it has no thread") && !text.contains("ports: it"), "{text}");
+        assert!(text.contains("there are no helpers"), "{text}");
+        let engines = vec![engine("helper-0", "0", Some(0), &[]), engine("ports", "0", Some(0), &["vm1"])];
+        let text = table(&EngineList { engines, ..EngineList::default() });
+        assert!(text.contains("those that offer it a ring") && !text.contains("no helpers"), "{text}");
+    }
+}

@@ -1,0 +1,593 @@
+//! Engines (`lasthop engine`): which CPUs do ports' work, and who does it there: cores that poll, helpers, or ports' own threads. A switch is told when
+//! it starts, so whoever wants it otherwise has another switch take over, as [`super::upgrade`] does: nothing is lost.
+
+use super::args::{Cpus, RunArgs};
+use super::settings_text::changed;
+use super::setup::check_cpus;
+use super::supervisor::Supervisor;
+use super::threads::of_engines;
+use super::{RunError, RunError::Failed};
+use crate::declared::DeclaredEngines;
+use lasthop_ipc::SwitchSettings;
+use lasthop_management_ipc::{
+    ControlToSupervisor, EngineChange, EngineInfo, EngineKind, SupervisorToControl, Upgraded,
+};
+use lasthop_policy::ENGINE;
+use lasthop_sys::CpuList;
+use lasthop_types::PortId;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use tracing::{info, warn};
+
+/// An engine that has lived for less is not judged.
+const LONG_NS: u64 = 1_000_000_000;
+/// One that polls and waits for its core for more than one part in so many of its time has it shared with others.
+const WAITS_PART: u64 = 20;
+
+/// All engines.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Written", into = "Written")]
+pub struct Engines {
+    /// CPUs of all threads of the switch; none given: those that this process may use.
+    pub cpus: Option<CpuList>,
+    /// CPUs with a helper; none given: all of `cpus`.
+    pub helpers: Option<CpuList>,
+    /// CPUs that do nothing but poll. If there are any, there are neither helpers nor ports' threads.
+    pub poll: CpuList,
+}
+
+/// The same in a file, as people write it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Written {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    ports: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    helper: Option<String>,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    poll: String,
+}
+
+impl From<Engines> for Written {
+    fn from(Engines { cpus, helpers, poll }: Engines) -> Self {
+        let text = |list: CpuList| list.to_string();
+        Self { ports: cpus.map(text), helper: helpers.map(text), poll: poll.to_string() }
+    }
+}
+
+impl TryFrom<Written> for Engines {
+    type Error = String;
+
+    fn try_from(Written { ports, helper, poll }: Written) -> Result<Self, String> {
+        let list = |text: String| match text.as_str() {
+            "" => Ok(CpuList::default()),
+            text => text.parse::<CpuList>().map_err(|e| e.to_string()),
+        };
+        Ok(Self { cpus: ports.map(list).transpose()?, helpers: helper.map(list).transpose()?, poll: list(poll)? })
+    }
+}
+
+impl fmt::Display for Engines {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [poll, helper, ports] = self.shown();
+        write!(f, "poll {poll}, helper {helper}, ports {ports}")
+    }
+}
+
+/// What is remembered: how engines are since somebody has changed them, and what `lasthop run` had been told then. It holds as long as that says the same.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Remembered {
+    /// On the command line.
+    pub given: Engines,
+    /// Since then.
+    pub now: Engines,
+}
+
+/// Engines of this run.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EnginesOfRun {
+    /// As the command line says, and the file of `--config`.
+    pub given: Engines,
+    /// As they are.
+    pub now: Engines,
+}
+
+/// A list without these CPUs, of which all have to be in it.
+fn without(what: EngineKind, list: &CpuList, cpus: &CpuList) -> Result<CpuList, String> {
+    let missing = cpus.without(list);
+    if missing.is_empty() {
+        return Ok(list.without(cpus));
+    }
+    let name = what.name();
+    Err(format!("there is no {name} engine on CPU {missing}; `lasthop engine list` shows those there are"))
+}
+
+/// A list with these CPUs, of which none may be in it.
+fn with(what: EngineKind, list: &CpuList, cpus: &CpuList) -> Result<CpuList, String> {
+    let there: CpuList = cpus.iter().filter(|cpu| list.contains(*cpu)).collect();
+    if there.is_empty() {
+        return Ok(list.iter().chain(cpus.iter()).collect());
+    }
+    Err(format!("there is a {} engine on CPU {there} already", what.name()))
+}
+
+impl Engines {
+    /// Those of the command line. CPUs that are not allowed any more are left out.
+    pub fn of_command_line(args: &RunArgs, allowed: &CpuList) -> Self {
+        let left = |cpus: CpuList| cpus.iter().filter(|cpu| allowed.contains(*cpu)).collect::<CpuList>();
+        let cpus = args.cpus.as_deref().and_then(|text| text.parse().ok()).map(left).filter(|cpus| !cpus.is_empty());
+        let none = || Cpus(None);
+        let helpers = args.scheduling.helpers.clone().map(|Cpus(list)| left(list.unwrap_or_default()));
+        let poll = args.scheduling.poll.clone().unwrap_or_else(none).0.map(left).unwrap_or_default();
+        Self { cpus, helpers, poll }
+    }
+
+    /// Those of the command line, checked, with what the file says.
+    pub fn given(args: &RunArgs, file: &DeclaredEngines, allowed: &CpuList) -> Result<Self, RunError> {
+        let cpus = args.cpus.as_deref().map(|text| check_cpus("--cpus", text, allowed)).transpose()?;
+        let may = cpus.as_ref().unwrap_or(allowed);
+        for (option, list) in [("--helpers", &args.scheduling.helpers), ("--poll", &args.scheduling.poll)] {
+            if let Some(list) = list.as_ref().and_then(|cpus| cpus.0.as_ref()) {
+                check_cpus(option, &list.to_string(), may)?;
+            }
+        }
+        let engines = Self::of_command_line(args, allowed);
+        engines.set(&file.lists(), allowed).map_err(|e| Failed(format!("[engines] of --config: {e}")))
+    }
+
+    /// As people write them, in the order of [`EngineKind::ALL`].
+    fn shown(&self) -> [String; 3] {
+        [Some(&self.poll), self.helpers.as_ref(), self.cpus.as_ref()].map(|list| match list {
+            None => "all".to_owned(),
+            Some(list) if list.is_empty() => "none".to_owned(),
+            Some(list) => list.to_string(),
+        })
+    }
+
+    fn cpus<'a>(&'a self, allowed: &'a CpuList) -> &'a CpuList {
+        self.cpus.as_ref().unwrap_or(allowed)
+    }
+
+    /// CPUs that have a helper, as long as none polls.
+    fn helpers<'a>(&'a self, allowed: &'a CpuList) -> &'a CpuList {
+        self.helpers.as_ref().unwrap_or_else(|| self.cpus(allowed))
+    }
+
+    /// Has the switch told so.
+    pub fn tell(&self, settings: &mut SwitchSettings, allowed: &CpuList) {
+        settings.poll = self.poll.iter().collect();
+        let helps = self.poll.is_empty();
+        settings.helpers = self.helpers(allowed).iter().filter(|_| helps).collect();
+    }
+
+    /// As they are to be, checked. The error says what is wrong and what to do.
+    pub fn changed(&self, change: &EngineChange, allowed: &CpuList) -> Result<Self, String> {
+        match change {
+            EngineChange::Add(kind, text) => {
+                let cpus = read(text, self.range(*kind, allowed))?;
+                self.with_list(*kind, with(*kind, self.list(*kind, allowed)?, &cpus)?, allowed)
+            }
+            EngineChange::Del(kind, text) => {
+                let cpus: CpuList = text.parse().map_err(|e| format!("{text}: {e}"))?;
+                self.with_list(*kind, without(*kind, self.list(*kind, allowed)?, &cpus)?, allowed)
+            }
+            EngineChange::Set(lists) => self.set(lists, allowed),
+            EngineChange::Place(..) => Ok(self.clone()),
+        }
+    }
+
+    /// Refuses a port's engine that is not there.
+    pub fn check_engine(&self, engine: Option<u16>) -> Result<(), String> {
+        let Some(cpu) = engine.filter(|cpu| !self.poll.contains(usize::from(*cpu))) else { return Ok(()) };
+        Err(match self.poll.is_empty() {
+            true => format!("there is no engine poll-{cpu}: no core polls; `lasthop engine add poll {cpu}` first"),
+            false => format!(
+                "there is no engine poll-{cpu}; CPUs that poll are {}, and `lasthop engine add poll {cpu}` adds it",
+                self.poll
+            ),
+        })
+    }
+
+    /// Those of one kind, if they do anything.
+    fn list<'a>(&'a self, kind: EngineKind, allowed: &'a CpuList) -> Result<&'a CpuList, String> {
+        match kind {
+            EngineKind::Poll => Ok(&self.poll),
+            EngineKind::Ports => Ok(self.cpus(allowed)),
+            EngineKind::Helper if self.poll.is_empty() => Ok(self.helpers(allowed)),
+            EngineKind::Helper => Err(format!(
+                "there are no helpers while CPU {0} polls: it does all the work; `lasthop engine del poll {0}` first",
+                self.poll
+            )),
+        }
+    }
+
+    /// Where engines of a kind may be: where the switch may run.
+    fn range<'a>(&'a self, kind: EngineKind, allowed: &'a CpuList) -> &'a CpuList {
+        if kind == EngineKind::Ports { allowed } else { self.cpus(allowed) }
+    }
+
+    fn with_list(&self, kind: EngineKind, list: CpuList, allowed: &CpuList) -> Result<Self, String> {
+        let mut new = self.clone();
+        match kind {
+            EngineKind::Poll => new.poll = list,
+            EngineKind::Helper => new.helpers = Some(list),
+            EngineKind::Ports => new.cpus = Some(list),
+        }
+        new.check(allowed).map(|()| new)
+    }
+
+    /// Some CPU is left, and all engines are where the switch may run.
+    fn check(&self, allowed: &CpuList) -> Result<(), String> {
+        let cpus = self.cpus(allowed);
+        if cpus.is_empty() {
+            return Err("no CPU would be left for ports' threads; leave one".into());
+        }
+        let helpers = self.helpers.clone().unwrap_or_default();
+        for (kind, list) in [(EngineKind::Poll, &self.poll), (EngineKind::Helper, &helpers)] {
+            let outside = list.without(cpus);
+            if !outside.is_empty() {
+                let name = kind.name();
+                return Err(format!(
+                    "the {name} engine on CPU {outside} would be where the switch may not run (ports {cpus}); remove it first: `lasthop engine del \
+                     {name} {outside}`"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Those kinds that are given are on these CPUs alone.
+    fn set(&self, lists: &[Option<String>; 3], allowed: &CpuList) -> Result<Self, String> {
+        let mut new = self.clone();
+        let [poll, helper, ports] = lists;
+        let list = |text: &str, range: &CpuList| match text {
+            "all" => Ok(None),
+            "none" => Ok(Some(CpuList::default())),
+            text => read(text, range).map(Some),
+        };
+        if let Some(text) = ports {
+            new.cpus = list(text, allowed).map_err(|e| format!("ports {e}"))?;
+        }
+        let range = new.cpus(allowed).clone();
+        if let Some(text) = helper {
+            new.helpers = list(text, &range).map_err(|e| format!("helper {e}"))?;
+        }
+        if let Some(text) = poll {
+            let all = || "poll all: name the CPUs that are to do nothing else".to_owned();
+            new.poll = list(text, &range).map_err(|e| format!("poll {e}"))?.ok_or_else(all)?;
+        }
+        new.check(allowed).map(|()| new)
+    }
+
+    /// Without CPUs that this process may not use any more, if there are enough others.
+    fn left_of(self, allowed: &CpuList) -> Option<Self> {
+        let gone = |list: &CpuList| !list.without(allowed).is_empty();
+        let lost = gone(&self.poll) || self.helpers.as_ref().is_some_and(gone) || self.cpus.as_ref().is_some_and(gone);
+        (!lost && self.check(allowed).is_ok()).then_some(self)
+    }
+}
+
+/// A list of CPUs that can be used here.
+fn read(text: &str, range: &CpuList) -> Result<CpuList, String> {
+    let cpus: CpuList = text.parse().map_err(|e| format!("{text}: {e}"))?;
+    let missing = cpus.without(range);
+    if missing.is_empty() {
+        return Ok(cpus);
+    }
+    Err(format!(
+        "CPU {missing} cannot be used here: not there, not online, or not among those that lasthop has; choose from {range}"
+    ))
+}
+
+impl EnginesOfRun {
+    /// What was set at run time holds again, unless the command line says otherwise than it did then, or the file says anything.
+    pub fn new(given: Engines, of_file: bool, remembered: Option<Remembered>, allowed: &CpuList) -> Self {
+        let now = match remembered {
+            None => given.clone(),
+            Some(kept) if of_file || kept.given != given => {
+                if kept.now != given {
+                    let by = if of_file { "the file of --config" } else { "the command line" };
+                    info!("engines: {given}, as {by} says now; forgotten is what was set at run time: {}", kept.now);
+                }
+                given.clone()
+            }
+            Some(kept) => match kept.now.clone().left_of(allowed) {
+                Some(now) => {
+                    info!(
+                        "engines: {now}, as they were set at run time (`lasthop engine`); the command line says {given}"
+                    );
+                    now
+                }
+                None => {
+                    warn!(
+                        "engines: {given}, as the command line says; what was set at run time is forgotten, as not all of its CPUs can be used \
+                         any more: {}",
+                        kept.now
+                    );
+                    given.clone()
+                }
+            },
+        };
+        Self { given, now }
+    }
+}
+
+/// A port that was set to another engine.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Placed {
+    port: PortId,
+    /// What it was set to before.
+    before: Option<u16>,
+}
+
+/// What is wrong with an engine, if anything is.
+fn trouble(kind: EngineKind, cpu: usize, allowed: &CpuList, times: Option<(u64, u64)>) -> Option<String> {
+    if !allowed.contains(cpu) {
+        return Some(format!(
+            "CPU {cpu} is offline, or lasthop may not use it any more; its thread runs elsewhere, if at all"
+        ));
+    }
+    let Some((on_cpu, waited)) = times else {
+        return Some("it has no thread and does nothing; the log says why".into());
+    };
+    let all = on_cpu.saturating_add(waited);
+    // A helper runs where nobody else wants to, so it waits by right.
+    (kind == EngineKind::Poll && all > LONG_NS && waited > all / WAITS_PART).then(|| {
+        let percent = waited as f64 * 100.0 / all as f64;
+        format!(
+            "others run on CPU {cpu}: it has waited for its core for {percent:.0} % of its time since it was started"
+        )
+    })
+}
+
+pub(super) fn allowed_cpus() -> Result<CpuList, String> {
+    CpuList::allowed().map_err(|e| format!("cannot read the CPUs of this process: {e}"))
+}
+
+impl Supervisor {
+    /// What control says of engines.
+    pub(super) fn hear_of_engines(&mut self, message: ControlToSupervisor) {
+        match message {
+            ControlToSupervisor::EngineChange { request, change, attempt } => {
+                self.change_engines(request, change, attempt);
+            }
+            ControlToSupervisor::EngineList { request } => self.tell_engines(request),
+            _ => {}
+        }
+    }
+
+    /// Somebody wants engines to be otherwise, or hears what came of that.
+    fn change_engines(&mut self, request: u64, change: EngineChange, attempt: String) {
+        if self.ending.is_some() {
+            return self.deferred.push(ControlToSupervisor::EngineChange { request, change, attempt });
+        }
+        if !self.admit(request, &attempt) {
+            return;
+        }
+        match self.begin_with_engines(&change) {
+            Ok(true) => {}
+            Ok(false) => self.answer_upgrade(Ok(Upgraded::default())),
+            Err(why) => self.answer_upgrade(Err(format!("{why}; nothing has changed"))),
+        }
+    }
+
+    /// False if they are like that already.
+    fn begin_with_engines(&mut self, change: &EngineChange) -> Result<bool, String> {
+        if let EngineChange::Place(port, engine) = change {
+            return self.begin_to_place(port, engine);
+        }
+        let allowed = allowed_cpus()?;
+        let new = self.engines.now.changed(change, &allowed)?;
+        if new == self.engines.now {
+            return Ok(false);
+        }
+        // A file says all of it: ports' settings follow.
+        if matches!(change, EngineChange::Del(..)) {
+            self.check_nobody_is_placed(&new)?;
+        }
+        self.check_devices_engines(&new.poll)?;
+        if !self.switch.is_ready() {
+            return Err("the switch is being restarted; try again in a second".into());
+        }
+        self.remember_engines(&new)?;
+        let path = self.switch.path().to_owned();
+        self.start_other(path, Some(new)).inspect_err(|_| self.remember_engines_again()).map(|()| true)
+    }
+
+    /// Refuses engines without one that a port is set to.
+    fn check_nobody_is_placed(&self, new: &Engines) -> Result<(), String> {
+        let set = |name: &String| self.settings.get(name).and_then(|settings| settings.engine).map(usize::from);
+        for config in self.configs() {
+            let name = config.name;
+            if let Some(cpu) = set(&name).filter(|cpu| self.engines.now.poll.contains(*cpu) && !new.poll.contains(*cpu))
+            {
+                return Err(format!(
+                    "engine poll-{cpu} serves port {name}, which is set to it; move that first, to another or to any: `lasthop engine move {name} none`"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// False if the port is set to it already.
+    fn begin_to_place(&mut self, name: &str, engine: &str) -> Result<bool, String> {
+        let port = self.guest_port(name)?.id;
+        let old = self.settings.get(name).cloned();
+        let new = changed(old.as_ref(), &vec![(ENGINE.to_owned(), engine.to_owned())])?;
+        let before = old.as_ref().and_then(|settings| settings.engine);
+        self.engines.now.check_engine(new.engine)?;
+        if new.engine == before {
+            return Ok(false);
+        }
+        if !self.switch.is_ready() {
+            return Err("the switch is being restarted; try again in a second".into());
+        }
+        self.remember_settings(name, new);
+        if let Err(e) = self.save(None, None) {
+            self.remember_settings(name, old.unwrap_or_default());
+            return Err(e);
+        }
+        let placed = Placed { port, before };
+        let path = self.switch.path().to_owned();
+        if let Err(e) = self.start_other(path, None) {
+            self.put_back(placed);
+            return Err(e);
+        }
+        self.upgrade.iter_mut().for_each(|upgrade| upgrade.placed = Some(placed));
+        self.tell_port(port, name);
+        Ok(true)
+    }
+
+    /// A port stays with the engine that it was set to.
+    pub(super) fn put_back(&mut self, Placed { port, before }: Placed) {
+        let Some(name) = self.configs().into_iter().find(|config| config.id == port).map(|config| config.name) else {
+            return;
+        };
+        let mut settings = self.settings.get(&name).cloned().unwrap_or_default();
+        settings.engine = before;
+        self.remember_settings(&name, settings);
+        if let Err(e) = self.save(None, None) {
+            warn!("port {name}: {e}; the next start may have the engine that was asked for last");
+        }
+        self.tell_port(port, &name);
+    }
+
+    fn remember_engines(&self, now: &Engines) -> Result<(), String> {
+        let (given, now) = (self.engines.given.clone(), now.clone());
+        self.store.save_engines(&Remembered { given, now })
+    }
+
+    /// The change has failed.
+    pub(super) fn remember_engines_again(&self) {
+        if let Err(e) = self.remember_engines(&self.engines.now) {
+            warn!("engines: {e}; the next start may have those that were asked for last");
+        }
+    }
+
+    /// The switch that has these is in use.
+    pub(super) fn take_on(&mut self, new: Engines) {
+        info!("engines: {new} (before: {})", self.engines.now);
+        if let Ok(allowed) = allowed_cpus() {
+            new.tell(&mut self.for_switch, &allowed);
+        }
+        self.engines.now = new;
+    }
+
+    fn tell_engines(&mut self, request: u64) {
+        let allowed = allowed_cpus().unwrap_or_default();
+        let engines = &self.engines.now;
+        let threads = self.switch.pid().map(of_engines).unwrap_or_default();
+        let on = |kind: EngineKind, cpu: usize| {
+            let thread = threads.iter().find(|(name, _)| *name == format!("{}-{cpu}", kind.name()));
+            let times = thread.and_then(|(_, thread)| thread.times());
+            let (cpu_ns, trouble) = (times.map(|(on_cpu, _)| on_cpu), trouble(kind, cpu, &allowed, times));
+            EngineInfo { kind, cpus: cpu.to_string(), cpu_ns, trouble, ports: Vec::new() }
+        };
+        let mut all: Vec<_> = engines.poll.iter().map(|cpu| on(EngineKind::Poll, cpu)).collect();
+        all.extend(self.for_switch.helpers.iter().map(|cpu| on(EngineKind::Helper, *cpu)));
+        let times = self.cpu_times().ports;
+        let (ports, cpu): (Vec<_>, Vec<u64>) = times.into_iter().unzip();
+        let cpus = engines.cpus(&allowed).to_string();
+        // Of cores that poll none has any.
+        let cpu_ns = engines.poll.is_empty().then(|| cpu.iter().sum());
+        all.push(EngineInfo { kind: EngineKind::Ports, cpus, cpu_ns, trouble: None, ports });
+        let set = engines.shown();
+        self.control.send(SupervisorToControl::Engines { request, engines: all, set }, None);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn list(text: &str) -> CpuList {
+        text.parse().unwrap()
+    }
+
+    fn engines(poll: &str, helper: &str, ports: &str) -> Engines {
+        let lists = [poll, helper, ports].map(|text| Some(text.to_owned()));
+        Engines::default().set(&lists, &list("0-7")).unwrap()
+    }
+
+    fn told(engines: &Engines) -> (Vec<usize>, Vec<usize>) {
+        let mut settings = SwitchSettings {
+            helpers: Vec::new(),
+            poll: Vec::new(),
+            hysteresis_us: (5, 50),
+            not_idle: false,
+            cgroup_accounting: false,
+            patience_ms: (10, 2),
+            max_guest_memory: 0,
+            max_flows: 1,
+        };
+        engines.tell(&mut settings, &list("0-7"));
+        (settings.poll, settings.helpers)
+    }
+
+    #[test]
+    fn engines_come_go_and_move() {
+        let allowed = list("0-7");
+        let change = |engines: &Engines, change| engines.changed(&change, &allowed);
+        let (poll, helper) = (EngineKind::Poll, EngineKind::Helper);
+        let none = Engines::default();
+        assert_eq!(told(&none), (vec![], (0..8).collect()));
+        let one = change(&none, EngineChange::Add(poll, "3,5".into())).unwrap();
+        assert_eq!(told(&one), (vec![3, 5], vec![]), "no helpers beside cores that poll");
+        assert!(one.check_engine(None).is_ok() && one.check_engine(Some(5)).is_ok());
+        assert!(one.check_engine(Some(4)).unwrap_err().contains("CPUs that poll are 3,5"));
+        assert!(none.check_engine(Some(4)).unwrap_err().contains("no core polls"));
+        let gone = change(&one, EngineChange::Del(poll, "3,5".into())).unwrap();
+        assert_eq!(gone, none, "helpers and ports' threads again");
+        let fewer = change(&gone, EngineChange::Del(helper, "0-5".into())).unwrap();
+        assert_eq!(told(&fewer), (vec![], vec![6, 7]));
+        let bounded = change(&fewer, EngineChange::Set([None, Some("all".into()), Some("2-3".into())])).unwrap();
+        assert_eq!(told(&bounded), (vec![], vec![2, 3]));
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        let allowed = list("0-7");
+        let some = engines("3", "all", "2-4");
+        let (poll, helper, ports) = (EngineKind::Poll, EngineKind::Helper, EngineKind::Ports);
+        for (change, word) in [
+            (EngineChange::Add(poll, "x".into()), "x"),
+            (EngineChange::Add(poll, "9".into()), "CPU 9 cannot be used here"),
+            (EngineChange::Add(poll, "5".into()), "choose from 2-4"),
+            (EngineChange::Add(poll, "3".into()), "there is a poll engine on CPU 3 already"),
+            (EngineChange::Del(poll, "4".into()), "there is no poll engine on CPU 4"),
+            (EngineChange::Add(helper, "2".into()), "no helpers while CPU 3 polls"),
+            (EngineChange::Del(ports, "3".into()), "the poll engine on CPU 3 would be where the switch may not run"),
+            (EngineChange::Del(ports, "2-4".into()), "no CPU would be left"),
+            (EngineChange::Set([Some("2,8".into()), None, None]), "poll CPU 8 cannot be used"),
+        ] {
+            let error = some.changed(&change, &allowed).unwrap_err();
+            assert!(error.contains(word), "{change:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn what_was_set_at_run_time_holds_until_the_command_line_says_something_else() {
+        let allowed = list("0-7");
+        let (given, now) = (engines("3", "all", "all"), engines("4", "all", "all"));
+        let remembered = || Some(Remembered { given: given.clone(), now: now.clone() });
+        let start = |given: &Engines, of_file, allowed: &CpuList| {
+            EnginesOfRun::new(given.clone(), of_file, remembered(), allowed).now
+        };
+        assert_eq!(start(&given, false, &allowed), now);
+        assert_eq!(start(&engines("5", "all", "all"), false, &allowed).poll, list("5"));
+        assert_eq!(start(&given, true, &allowed), given, "the file wins");
+        assert_eq!(start(&given, false, &list("0-3")), given, "CPU 4 has gone");
+        assert_eq!(EnginesOfRun::new(given.clone(), false, None, &allowed).now, given);
+    }
+
+    #[test]
+    fn engines_are_written_as_people_do() {
+        for some in [Engines::default(), engines("3", "none", "2-4"), engines("none", "2,4", "all")] {
+            let text = serde_json::to_string(&some).unwrap();
+            assert_eq!(serde_json::from_str::<Engines>(&text).unwrap(), some, "{text}");
+        }
+        assert_eq!(engines("3", "none", "2-4").to_string(), "poll 3, helper none, ports 2-4");
+        assert!(serde_json::from_str::<Engines>(r#"{"poll":"x"}"#).is_err());
+    }
+}

@@ -1,0 +1,217 @@
+//! `lasthop engine`: which CPUs do ports' work is changed while guests exchange frames. None is lost, nobody connects again.
+
+use lasthop_sys::{CpuList, bind_current_thread};
+use lasthop_tests_process::{Bystanders, Guest, Lasthop, Options, PATIENCE, Port, mac, proc, scratch, wait_for};
+use serde_json::Value;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Two CPUs; one twice where there are no more, and then there is only one engine.
+fn cpus() -> [usize; 2] {
+    let all: Vec<usize> = CpuList::allowed().unwrap().iter().collect();
+    [all[0], all[all.len() - 1]]
+}
+
+fn engines(lasthop: &Lasthop) -> Vec<Value> {
+    lasthop.json(&["engine", "list"])["engines"].as_array().unwrap().clone()
+}
+
+fn engine(lasthop: &Lasthop, name: &str) -> Option<Value> {
+    engines(lasthop).into_iter().find(|engine| engine["name"] == name)
+}
+
+/// Ports that it serves, by what it says.
+fn served(lasthop: &Lasthop, name: &str) -> Vec<String> {
+    let engine = engine(lasthop, name).unwrap_or_else(|| panic!("no engine {name}"));
+    engine["ports"].as_array().unwrap().iter().map(|port| port.as_str().unwrap().to_owned()).collect()
+}
+
+/// The switch's thread with this name.
+fn thread(lasthop: &Lasthop, name: &str) -> Option<u32> {
+    let switch = lasthop.switch();
+    let threads = std::fs::read_dir(format!("/proc/{switch}/task")).unwrap().flatten();
+    let named = |task: &std::fs::DirEntry| {
+        std::fs::read_to_string(task.path().join("comm")).is_ok_and(|comm| comm.trim_end() == name)
+    };
+    threads.filter(named).find_map(|task| task.file_name().to_str()?.parse().ok())
+}
+
+/// What goes wrong, and that nothing is otherwise then.
+fn refused(lasthop: &Lasthop, words: &[&str]) -> String {
+    let shown =
+        || (lasthop.switch(), lasthop.json(&["engine", "list"])["poll"].clone(), lasthop.port("a")["settings"].clone());
+    let before = shown();
+    let out = lasthop.try_command(words);
+    assert!(!out.status.success(), "{words:?}: {}", String::from_utf8_lossy(&out.stdout));
+    assert_eq!(shown(), before, "{words:?}");
+    String::from_utf8_lossy(&out.stderr).into_owned()
+}
+
+/// Another switch has taken over, and the one before has gone.
+fn changed(lasthop: &Lasthop, words: &[&str]) {
+    let before = lasthop.switch();
+    let said = lasthop.json(words);
+    wait_for("the switch before to be gone", PATIENCE, || !proc::alive(before));
+    assert_eq!(said["processes"][0]["pid"], lasthop.switch(), "{words:?}: {said}");
+}
+
+fn ports(dir: &Path) -> [Port; 2] {
+    ["a", "b"].map(|name| Port::listen(name, dir))
+}
+
+#[test]
+fn engines_and_their_ports_change_under_load() {
+    let dir = scratch();
+    let lasthop = Lasthop::start(&ports(dir.path()));
+    let socket = |name: &str| dir.path().join(format!("{name}.sock"));
+    let bystanders = Bystanders::start(&socket("a"), &socket("b"), [mac(1), mac(2)]);
+    bystanders.still_exchange();
+    assert_eq!(served(&lasthop, "ports"), ["a", "b"]);
+    let (one, two) = (cpus()[0], cpus()[1]);
+    let of = |cpu: usize| format!("poll-{cpu}");
+    for cpu in cpus().into_iter().take(if one == two { 1 } else { 2 }) {
+        changed(&lasthop, &["engine", "add", "poll", &cpu.to_string()]);
+        bystanders.still_exchange();
+        let thread = thread(&lasthop, &of(cpu)).unwrap_or_else(|| panic!("no thread {}", of(cpu)));
+        let status = std::fs::read_to_string(format!("/proc/{}/task/{thread}/status", lasthop.switch())).unwrap();
+        assert!(status.contains(&format!("\nCpus_allowed_list:\t{cpu}\n")), "{status}");
+        assert_eq!(engine(&lasthop, &of(cpu)).unwrap()["cpus"], cpu.to_string());
+    }
+    assert_eq!(served(&lasthop, "ports"), [""; 0], "cores that poll do it");
+    for (to, other) in [(one, two), (two, one)] {
+        changed(&lasthop, &["engine", "move", "a", &of(to)]);
+        // First packets that wait for control are not what is known.
+        bystanders.still_exchange();
+        lasthop.command(&["port", "set", "b", "--engine", &of(to), "--weight", "200"]);
+        bystanders.still_exchange();
+        assert_eq!(served(&lasthop, &of(to)), ["a", "b"]);
+        if to != other {
+            assert_eq!(served(&lasthop, &of(other)), [""; 0]);
+            // One without rings sleeps.
+            let used = |cpu| proc::thread_ns(lasthop.switch(), thread(&lasthop, &of(cpu)).unwrap());
+            let before = [used(to), used(other)];
+            bystanders.still_exchange();
+            assert!(used(to) > before[0] && used(other) == before[1], "the other serves a ring");
+        }
+    }
+    let why = refused(&lasthop, &["engine", "del", "poll", &two.to_string()]);
+    assert!(why.contains(&format!("engine {} serves port a", of(two))), "{why}");
+    for port in ["a", "b"] {
+        changed(&lasthop, &["engine", "move", port, "none"]);
+        bystanders.still_exchange();
+    }
+    let all = if one == two { one.to_string() } else { format!("{one},{two}") };
+    changed(&lasthop, &["engine", "del", "poll", &all]);
+    bystanders.still_exchange();
+    assert_eq!(served(&lasthop, "ports"), ["a", "b"]);
+    assert!(engine(&lasthop, &of(one)).is_none());
+    let stats = lasthop.json(&["stats"]);
+    assert!(stats["switch"]["replaced"].as_array().unwrap().iter().all(|of| of["times"] == 0), "{stats}");
+}
+
+#[test]
+fn what_cannot_be_is_refused_and_changes_nothing() {
+    let dir = scratch();
+    let lasthop = Lasthop::start(&ports(dir.path()));
+    let cpu = cpus()[0].to_string();
+    let poll = format!("poll-{cpu}");
+    let wrong = |words: &[&str], why: &str| {
+        let said = refused(&lasthop, words);
+        assert!(said.contains(why), "{words:?}: {said}");
+    };
+    wrong(&["engine", "add", "poll", "1000"], "CPU 1000 cannot be used here");
+    wrong(&["engine", "add", "poll", "5000"], "beyond the last possible one");
+    wrong(&["engine", "add", "poll", "x"], "x");
+    wrong(&["engine", "add", "core", &cpu], "core");
+    wrong(&["engine", "del", "poll", &cpu], "there is no poll engine on CPU");
+    wrong(&["engine", "del", "ports", &CpuList::allowed().unwrap().to_string()], "no CPU would be left");
+    wrong(&["engine", "move", "a", &poll], &format!("there is no engine {poll}: no core polls"));
+    wrong(&["engine", "move", "a", "core-1"], "no engine that polls is called so");
+    wrong(&["engine", "move", "nobody", "none"], "there is no port nobody");
+    wrong(&["port", "set", "a", "--engine", &poll], "no core polls");
+    changed(&lasthop, &["engine", "add", "poll", &cpu]);
+    wrong(&["engine", "add", "poll", &cpu], "already");
+    wrong(&["engine", "add", "helper", &cpu], "there are no helpers while");
+    wrong(&["engine", "move", "a", "poll-4000"], &format!("CPUs that poll are {cpu}"));
+}
+
+#[test]
+fn engines_are_remembered_until_the_command_line_says_otherwise() {
+    let dir = scratch();
+    let ports = ports(dir.path());
+    let lasthop = Lasthop::start(&ports);
+    let cpu = cpus()[0].to_string();
+    let poll = format!("poll-{cpu}");
+    changed(&lasthop, &["engine", "add", "poll", &cpu]);
+    changed(&lasthop, &["engine", "move", "a", &poll]);
+    // The next switch knows as well.
+    lasthop.kill("lasthop-switch");
+    assert_eq!(lasthop.json(&["engine", "list"])["poll"], cpu.as_str());
+    let set = |lasthop: &Lasthop| lasthop.port("a")["settings"].to_string();
+    let lasthop = lasthop.start_again(None, &ports, &[], || ());
+    assert_eq!(lasthop.json(&["engine", "list"])["poll"], cpu.as_str());
+    assert!(set(&lasthop).contains(&poll), "{}", set(&lasthop));
+    let lasthop = lasthop.start_again(None, &ports, &["--helpers", "none"], || ());
+    let list = lasthop.json(&["engine", "list"]);
+    assert_eq!((&list["poll"], &list["helper"]), (&"none".into(), &"none".into()), "{}", lasthop.log());
+    assert!(lasthop.log().contains("forgotten is what was set at run time: poll"), "{}", lasthop.log());
+}
+
+#[test]
+fn the_declarative_file_has_engines() {
+    let dir = scratch();
+    let cpu = cpus()[0];
+    let lasthop = Lasthop::start(&[]);
+    let apply = |more: &str, poll: &str| {
+        let port = format!("[port.a]\nsocket = \"{}/a.sock\"\n{more}\n", dir.path().display());
+        let path = dir.path().join("lasthop.toml");
+        std::fs::write(&path, format!("[engines]\npoll = \"{poll}\"\n{port}")).unwrap();
+        let out = lasthop.try_command(&["apply", path.to_str().unwrap()]);
+        String::from_utf8_lossy(&out.stdout).into_owned() + &String::from_utf8_lossy(&out.stderr)
+    };
+    let polls = format!("{cpu}");
+    let engine = format!("engine = \"poll-{cpu}\"");
+    let said = apply("", &polls);
+    assert!(said.contains(&format!("~ engines: poll none -> {cpu}")), "{said}");
+    let said = apply(&engine, &polls);
+    assert!(said.contains(&format!("~ port a: engine none -> poll-{cpu}")), "{said}");
+    assert!(apply(&engine, &polls).contains("nothing to change"));
+    let before = lasthop.switch();
+    let said = apply("engine = \"poll-4000\"", &polls);
+    assert!(said.contains("name one of those there, or add it") && lasthop.switch() == before, "{said}");
+    let said = apply("", "none");
+    assert!(said.contains(&format!("engines: poll {cpu} -> none")) && said.contains("-> none"), "{said}");
+    assert_eq!(lasthop.json(&["engine", "list"])["poll"], "none");
+}
+
+#[test]
+fn doctor_names_an_engine_whose_core_others_use() {
+    let dir = scratch();
+    let lasthop = Lasthop::start(&ports(dir.path()));
+    let cpu = cpus()[0];
+    let kinds = || {
+        let out = lasthop.try_command(&["doctor", "--since-start", "--json"]);
+        let report: Value = serde_json::from_slice(&out.stdout).unwrap_or_else(|e| panic!("{e}: {out:?}"));
+        let kinds = report["findings"].as_array().unwrap().iter().map(|found| found["kind"].to_string());
+        kinds.collect::<Vec<_>>().join(" ")
+    };
+    assert!(!kinds().contains("\"engine\""), "{}", kinds());
+    changed(&lasthop, &["engine", "add", "poll", &cpu.to_string()]);
+    let _guest = Guest::connect(&dir.path().join("a.sock"), mac(1), Options::default());
+    lasthop.wait_for_state("a", "up");
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            bind_current_thread(cpu).unwrap();
+            while !stop.load(Ordering::Relaxed) {
+                std::hint::spin_loop();
+            }
+        });
+        let found =
+            std::panic::catch_unwind(|| wait_for("doctor to find it", PATIENCE, || kinds().contains("\"engine\"")));
+        stop.store(true, Ordering::Relaxed);
+        assert!(found.is_ok(), "{}", lasthop.command(&["engine", "list"]));
+    });
+    let shown = lasthop.command(&["engine", "list"]);
+    assert!(shown.contains(&format!("others run on CPU {cpu}")), "{shown}");
+}
