@@ -15,7 +15,7 @@ type Outcome = Result<String, String>;
 
 const USAGE: &str = "\
 lasthop-guest agent DEVICE                                run the host's commands, read from a serial line
-lasthop-guest tcp-serve PORT                              answer tcp-check and take tcp-push, for ever
+lasthop-guest tcp-serve PORT                              answer tcp-check and tcp-transactions, take tcp-push, for ever
 lasthop-guest tcp-check ADDR:PORT MAX STRIDE              messages of 1..=MAX bytes there and back, compared
 lasthop-guest tcp-push ADDR:PORT SECONDS                  one stream with known content; the server checks it
 lasthop-guest tcp-transactions ADDR:PORT SECONDS [BYTES]  one byte, or so many, there and back, one at a time; how many

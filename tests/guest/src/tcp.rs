@@ -1,5 +1,5 @@
-//! TCP with content checks. Two kinds of connection, told apart by their first byte: `C`, messages that are checked and
-//! come back; `P`, one long stream that is checked on the fly.
+//! TCP with content checks. Kinds of connection, told apart by their first byte: `C`, messages that are checked and
+//! come back; `P`, one long stream that is checked on the fly; `T`, requests of one length that come back as they are, for measurements.
 
 use crate::Outcome;
 use crate::content::{Content, bytes, hash, sizes};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 /// A peer that is silent this long is gone; longer than any recovery under test.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Answers both kinds of connection for ever.
+/// Answers all kinds of connection for ever.
 pub fn serve(port: u16) -> Outcome {
     let listener = TcpListener::bind(("::", port)).map_err(|e| format!("port {port}: {e}"))?;
     for stream in listener.incoming().flatten() {
@@ -62,7 +62,25 @@ fn connection(mut s: TcpStream) -> Result<(), String> {
                 total += n as u64;
             }
         }
+        [b'T'] => {
+            let mut length = [0; 4];
+            read(&mut s, &mut length)?;
+            answer(&mut s, &mut vec![0; u32::from_be_bytes(length) as usize])
+        }
         other => Err(format!("unknown kind of connection {other:?}")),
+    }
+}
+
+/// Sends each request back once all of it is there, until there are no more. The server looks at no byte of it: what a transaction takes is the
+/// network's time, and not that of a guest's slow processor.
+fn answer(s: &mut TcpStream, request: &mut [u8]) -> Result<(), String> {
+    loop {
+        match s.read(request) {
+            Ok(0) => return Ok(()),
+            Ok(n) => read(s, &mut request[n..])?,
+            Err(e) => return Err(e.to_string()),
+        }
+        write(s, request)?;
     }
 }
 
@@ -115,19 +133,19 @@ pub fn push(to: &str, seconds: u64) -> Outcome {
     }
 }
 
-/// Requests of so many bytes, each sent when the answer to the last has come, which is 8 longer, for some seconds: `COUNT in MICROSECONDS us`.
+/// Requests of so many bytes, each sent when the answer to the last has come, which is the same bytes, for some seconds: `COUNT in MICROSECONDS us`.
 pub fn transactions(to: &str, seconds: u64, bytes: usize) -> Outcome {
+    let length = u32::try_from(bytes).ok().filter(|n| *n > 0);
+    let length = length.ok_or("a transaction has at least a byte, and less than 4 GiB")?;
     let mut s = connect(to)?;
-    write(&mut s, b"C")?;
-    let body = vec![b'?'; bytes];
-    let request = [&(bytes as u32).to_be_bytes()[..], &[0; 8], &body].concat();
-    let expected = [&hash(&body).to_be_bytes()[..], &body].concat();
-    let mut answer = vec![0; expected.len()];
+    write(&mut s, &[&b"T"[..], &length.to_be_bytes()].concat())?;
+    let request = vec![b'?'; bytes];
+    let mut answer = vec![0; bytes];
     let (start, mut count) = (Instant::now(), 0);
     while start.elapsed() < Duration::from_secs(seconds) {
         write(&mut s, &request)?;
         read(&mut s, &mut answer)?;
-        if answer != expected {
+        if answer != request {
             return Err(format!("transaction {count}: damaged"));
         }
         count += 1;
@@ -158,8 +176,8 @@ fn write(s: &mut TcpStream, buf: &[u8]) -> Result<(), String> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn messages_and_streams_come_through() {
+    /// The address of a server.
+    fn server() -> String {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let to = listener.local_addr().unwrap().to_string();
         std::thread::spawn(move || {
@@ -167,9 +185,38 @@ mod tests {
                 std::thread::spawn(move || connection(s));
             }
         });
+        to
+    }
+
+    #[test]
+    fn messages_and_streams_come_through() {
+        let to = server();
         assert!(check(&to, 3000, 500).unwrap().starts_with("ok "));
         assert!(push(&to, 0).unwrap().starts_with("ok "));
         assert!(transactions(&to, 0, 1).unwrap().starts_with("0 in "));
         assert!(!transactions(&to, 1, 4096).unwrap().starts_with("0 in "));
+    }
+
+    #[test]
+    fn a_transaction_is_so_many_bytes_and_the_same_again() {
+        let mut s = connect(&server()).unwrap();
+        write(&mut s, b"T\0\0\0\x03").unwrap();
+        for request in [b"abc", b"def"] {
+            write(&mut s, request).unwrap();
+            let mut answer = [0; 3];
+            read(&mut s, &mut answer).unwrap();
+            assert_eq!(answer, *request);
+        }
+        // Nothing is sent before all of a request is there, and nothing behind the last answer.
+        write(&mut s, b"g").unwrap();
+        s.shutdown(Shutdown::Write).unwrap();
+        let mut rest = Vec::new();
+        let _ = s.read_to_end(&mut rest);
+        assert_eq!(rest, b"");
+    }
+
+    #[test]
+    fn a_transaction_of_nothing_is_refused() {
+        assert!(transactions(&server(), 0, 0).unwrap_err().contains("at least a byte"));
     }
 }
