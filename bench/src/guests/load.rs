@@ -294,12 +294,12 @@ fn start(contender: Contender, places: Places<'_>, ports: &[Port], extras: Extra
     let Places { cpus, guests, switch, spread } = places;
     let sockets: Vec<_> = ports.iter().map(|p| &*p.socket).collect();
     Ok(match contender {
-        Contender::Lasthop | Contender::NoGro => {
+        Contender::Lasthop | Contender::NoGro | Contender::Changed(_) => {
+            let change = if let Contender::Changed(change) = contender { Some(change) } else { None };
             let list = switch.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
-            let start = || Ours::start(ports, &list, extras, None);
+            let start = || Ours::start(ports, &list, extras, change);
             Box::new(if extras.uplink.is_some() || spread { start_on(switch, start)? } else { start()? })
         }
-        Contender::Changed(change) => Box::new(Ours::start(ports, &cpus.switch.to_string(), extras, Some(change))?),
         Contender::Device => Box::new(Ours::device(ports, cpus.switch, extras)?),
         Contender::Driven(rules) => Box::new(Driven::start(ports, cpus.switch, rules, extras)?),
         Contender::Ovs(rules) => {

@@ -43,16 +43,23 @@ pub struct Place {
     pub device: Device,
     /// What VMs see.
     pub interface: Interface,
-    /// Their memory has pages of 2 MiB.
+    /// Their memory is the host's pages of 2 MiB; which pages a VM's own kernel has in its table does not depend on it.
     pub huge: bool,
     /// How many there are.
     pub vms: u8,
+    /// What they send lies in a file (sendfile), so that a card which takes packets in pieces saves its copy.
+    pub sendfile: bool,
 }
 
 impl Place {
-    /// One VM, all offloads, small pages.
+    /// One VM, all offloads, small pages, streams from a program's memory.
     pub const fn new(device: Device) -> Self {
-        Self { device, interface: Interface::Whole, huge: false, vms: 1 }
+        Self { device, interface: Interface::Whole, huge: false, vms: 1, sendfile: false }
+    }
+
+    /// What iperf3 is told of a stream to the outside, and of one from there.
+    fn options(self) -> [&'static str; 2] {
+        [if self.sendfile { "-Z" } else { "" }, "-R"]
     }
 
     /// VM `i`, with this card.
@@ -74,6 +81,8 @@ pub struct Outside {
     /// Those of streams, one for each VM, and then that of transactions.
     servers: Vec<Child>,
     switch: Option<Box<dyn Switch>>,
+    /// What iperf3 is told of a stream to the outside, and of one from there.
+    options: [&'static str; 2],
     site: Netns,
     far: Netns,
     dir: tempfile::TempDir,
@@ -98,7 +107,8 @@ impl Outside {
         site.ip("link set net0 up");
         far.ip("link set net1 up");
         far.ip(&format!("addr add {OUTSIDE}/24 dev net1"));
-        let mut here = Self { vms: Vec::new(), servers: Vec::new(), switch: None, site, far, dir };
+        let options = place.options();
+        let mut here = Self { vms: Vec::new(), servers: Vec::new(), switch: None, options, site, far, dir };
         here.serve(place.vms)?;
         let nics = here.plug(contender, cpus, place)?;
         check()?;
@@ -185,8 +195,8 @@ impl Outside {
 
     /// A stream to the outside and one from there, transactions, and what they cost.
     pub fn traffic(&mut self, seconds: u64) -> Outcome<Vec<Option<f64>>> {
-        let sent = self.stream(seconds, "")?;
-        let received = self.stream(seconds, "-R")?;
+        let [out, back] = self.options;
+        let (sent, received) = (self.stream(seconds, out)?, self.stream(seconds, back)?);
         let vm = self.vms.first().ok_or_else(|| failed("no VM"))?;
         let text = ask(vm, &format!("lasthop-guest tcp-transactions {OUTSIDE}:7000 {seconds}"), seconds + 20)?;
         let rate = per_second(&text).ok_or_else(|| failed(format!("no count in {text:?}")))?;
@@ -265,6 +275,15 @@ fn busy_ms() -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use super::{Device, Place};
+
+    #[test]
+    fn a_stream_is_sent_from_a_file_where_the_paper_does_so() {
+        let as_written = Place::new(Device::Packet);
+        assert_eq!(as_written.options(), ["", "-R"]);
+        assert_eq!(Place { sendfile: true, ..as_written }.options(), ["-Z", "-R"]);
+    }
+
     #[test]
     fn processors_have_worked() {
         assert!(super::busy_ms() > 0.0);

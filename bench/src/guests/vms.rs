@@ -8,6 +8,7 @@ use crate::switch::{Extras, Spent, Switch};
 use lasthop_harness::stop::{Outcome, check, failed, pause, until};
 use lasthop_harness::{Bridge, Nic, Port, Vm, VmConfig, scratch};
 use serde_json::Value;
+use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
 /// Bytes of a payload, those of the thesis' figures 4.9 and 4.10.
@@ -78,9 +79,7 @@ impl Pair {
         self.ask(1, "until netstat -ltn | grep -q :5201; do usleep 50000; done", 10)?;
         let (mut streams, mut transactions) = (Vec::new(), Vec::new());
         for bytes in PAYLOADS {
-            // As netperf does it: small pieces are not gathered to larger packets by waiting for answers.
-            let command = format!("iperf3 -J -N -c {address} -t {seconds} -l {bytes}");
-            streams.push(Some(received(&self.ask(0, &command, seconds + 20)?)?));
+            streams.push(Some(received(&self.ask(0, &pieces(address, seconds, bytes), seconds + 20)?)?));
             let command = format!("lasthop-guest tcp-transactions {address}:7000 {seconds} {bytes}");
             let text = self.ask(0, &command, seconds + 20)?;
             transactions.push(Some(per_second(&text).ok_or_else(|| failed(format!("no count in {text:?}")))?));
@@ -108,6 +107,12 @@ impl Pair {
     fn ask(&self, vm: usize, command: &str, seconds: u64) -> Outcome<String> {
         ask(&self.vms[vm], command, seconds)
     }
+}
+
+/// A stream that is written in pieces of so many bytes, as the thesis' netperf writes it: from a file (sendfile), and without `TCP_NODELAY`,
+/// so that the kernel may gather small pieces while an answer is due.
+fn pieces(address: Ipv4Addr, seconds: u64, bytes: u32) -> String {
+    format!("iperf3 -J -Z -c {address} -t {seconds} -l {bytes}")
 }
 
 /// Gbit/s that came, of what iperf3 says.
@@ -143,6 +148,13 @@ pub fn per_second(text: &str) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pieces_are_sent_from_a_file_and_may_be_gathered() {
+        let command = pieces(Ipv4Addr::new(10, 0, 0, 2), 3, 64);
+        let has = |word: &str| command.split(' ').any(|w| w == word);
+        assert!(has("-Z") && has("64") && !has("-N"), "{command}");
+    }
 
     #[test]
     fn what_the_tools_print_is_understood() {

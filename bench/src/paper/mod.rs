@@ -145,9 +145,11 @@ pub fn drawings(results: &Results) -> Result<Vec<(String, String)>, Box<dyn std:
 mod tests {
     use super::*;
     use crate::cpus::Cpus;
+    use crate::guests::outside::Place;
     use crate::machine::Machine;
     use crate::round::Round;
     use crate::scenario::all;
+    use crate::work::Work;
 
     /// Scenarios in which contenders had these figures.
     fn results(measured: &[(&'static str, &'static str, &[f64])]) -> Results {
@@ -187,7 +189,9 @@ mod tests {
         }
         for s in &SPLITS {
             for name in s.scenarios() {
-                has(name, split::BUSY);
+                for contender in ["lasthop", "bridge-tap"] {
+                    has(name, split::cost(contender));
+                }
             }
         }
     }
@@ -209,6 +213,70 @@ mod tests {
         assert_eq!(files.len(), 1, "{:?}", files.iter().map(|f| &f.0).collect::<Vec<_>>());
         assert!(files[0].0.starts_with("snich-5.3") && files[0].1.contains("lasthop"), "{}", files[0].1);
         assert_eq!(render(&results(&[])), None);
+    }
+
+    #[test]
+    fn what_a_sleeping_switch_costs_is_its_processor_time() {
+        // lasthop's time by the clock is anything; its processor time is 104.2 ns and 0.1 for each byte.
+        let r = results(&[
+            ("snich-250", "lasthop", &[4.0, 1.0, 1000.0, 133.4]),
+            ("snich-650", "lasthop", &[3.0, 1.0, 5000.0, 173.4]),
+            ("snich-1050", "lasthop", &[2.0, 1.0, 2000.0, 213.4]),
+            ("snich-250", "bridge-tap", &[0.2, 1.0, 4000.0, 9000.0]),
+            ("snich-650", "bridge-tap", &[0.2, 1.0, 4000.0, 9000.0]),
+            ("snich-1050", "bridge-tap", &[0.2, 1.0, 4000.0, 9000.0]),
+            ("snich-rules-650", "lasthop", &[3.0, 1.0, 1.0, 346.8]),
+            ("snich-rules-650", "bridge-tap", &[0.1, 1.0, 16_000.0, 1.0]),
+        ]);
+        let text = render(&r).unwrap();
+        let (_, split) = text.split_once("snich-5.4: ").unwrap();
+        let of = |text: &str, what| text.lines().find(|l| l.contains(what)).unwrap().to_owned();
+        assert!(of(split, "| lasthop ").ends_with("173 |"), "{split}");
+        assert!(of(split, "Linux bridge").ends_with("4000 |"), "{split}");
+        assert!(of(&text, " lasthop: 971 rules against none, cost").ends_with(" 2.00 |"), "{text}");
+        assert!(of(&text, "Linux bridge: 971 rules against none, cost").ends_with(" 4.00 |"), "{text}");
+    }
+
+    /// Where the figure is one of VMs and the network outside.
+    fn place(m: Measured) -> Option<Place> {
+        let Work::Outside(place) = all().find(|s| s.name == m.scenario)?.work else { return None };
+        Some(place)
+    }
+
+    #[test]
+    fn one_thing_differs_between_cards_that_are_compared() {
+        for q in &QUOTIENTS {
+            let Some((over, under)) = place(q.over).zip(place(q.under)) else { continue };
+            let like_a_wire = |p: Place| !p.device.offloads().is_empty();
+            assert_eq!(like_a_wire(over), like_a_wire(under), "{}: the other end differs", q.what);
+            assert_eq!(over.sendfile, under.sendfile, "{}", q.what);
+        }
+    }
+
+    #[test]
+    fn a_papers_value_stands_beside_the_papers_mechanism_alone() {
+        let expects = |q: &Quotient| q.paper != "—" && !q.paper.starts_with("— (");
+        for q in &QUOTIENTS {
+            let cards = place(q.over).zip(place(q.under));
+            let received = q.over.figure == 1;
+            assert!(!(received && cards.is_some() && expects(q)), "{}: no paper has offloads for what comes", q.what);
+            // Pages of the host are not those of a guest's own table.
+            let huge = cards.is_some_and(|(over, under)| over.huge != under.huge && over.interface == under.interface);
+            assert!(!(huge && expects(q)), "{}", q.what);
+            // A sender's rate is fixed here.
+            assert!(q.figure != "PhD 5.7" || !expects(q), "{}", q.what);
+            let bridge = [q.over, q.under].iter().any(|m| m.contender == "bridge-tap");
+            assert_eq!(bridge, q.what.contains("testpmd, TAP and Linux bridge"), "{}", q.what);
+            let costs = [q.over, q.under].map(|m| m.figure == split::cost(m.contender));
+            assert!(q.figure != "PhD 5.6" || costs == [true; 2], "{}", q.what);
+        }
+    }
+
+    #[test]
+    fn two_senders_are_drawn_beside_one() {
+        let points = |name: &str| CURVES.iter().find(|c| c.name == name).map(|c| c.points.iter().map(|p| p.x));
+        let (two, one) = (points("snich-5.7").unwrap(), points("snich-5.7-one").unwrap());
+        assert!(two.eq(one));
     }
 
     #[test]

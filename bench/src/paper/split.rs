@@ -4,10 +4,19 @@
 //! it than without; what is left is switching together with rings, system calls and notifications, which are not told apart.
 
 use super::{Measured, Results, present, value};
+use crate::contender::Contender;
 use crate::table::{align, number};
 
-/// The figure that is split: processor time of the switch while it had packets, nanoseconds a packet.
+/// Of `figure::LOOP`: time of the switch while it had packets, and all its processor time; nanoseconds a packet.
 pub const BUSY: usize = 2;
+pub const CPU: usize = 3;
+
+/// Which figure is what a packet costs a contender. A switch that polls takes its CPU's time whether there are packets or not, so what counts is
+/// the time in which there were some. Of one that sleeps all processor time counts, the little in which it waits too: the time in which lasthop
+/// says that it was busy is by a clock that goes on while others have the CPU.
+pub fn cost(contender: &str) -> usize {
+    if contender == Contender::Lasthop.name() { CPU } else { BUSY }
+}
 
 /// Scenarios that differ in the length of packets alone, in bytes of the frame.
 type Lengths = &'static [(f64, &'static str)];
@@ -32,8 +41,9 @@ impl Split {
     /// Copying, filtering, the rest and all, of a contender; nothing unless at least three lengths were measured.
     fn of(&self, results: &Results, contender: &'static str) -> Option<[f64; 4]> {
         let line = |lengths: Lengths| {
-            let cost = |name| value(results, Measured { scenario: name, contender, figure: BUSY });
-            line(&lengths.iter().filter_map(|(len, name)| Some((*len, cost(name)?))).collect::<Vec<_>>())
+            let figure = cost(contender);
+            let taken = |scenario| value(results, Measured { scenario, contender, figure });
+            line(&lengths.iter().filter_map(|(len, name)| Some((*len, taken(name)?))).collect::<Vec<_>>())
         };
         let (base, slope) = line(self.plain)?;
         let without = base + slope * self.at;

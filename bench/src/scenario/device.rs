@@ -1,8 +1,8 @@
 //! A switch in the network card: K. K. Ram, *New Architectures and Mechanisms for the Network Subsystem in Virtualized Servers*, figures 5.3 to 5.7.
 //!
 //! UDP payloads of 250 to 1050 bytes from one guest to another; behind 971 rules of which none matches; from two guests to one. As in the
-//! paper the switch has one CPU; here all guests share another. That one is the limit where the switch is quick, so what two senders are worth is
-//! asked with senders of a fixed rate, which stands for that of a guest whose own CPU is the limit.
+//! paper the switch has one CPU; here all guests share another. That one is the limit where the switch is quick, so a sender whose own CPU is the
+//! limit, as the paper has it, is not to be had: two senders have a fixed rate, which shows who has room for both, and not how a switch scales.
 
 use super::{Contender, LEARN, OURS, POLL, Scenario, scenario};
 use crate::guests::load::{Act, Setup};
@@ -13,7 +13,7 @@ const DEVICE: Contender = Contender::Device;
 const BRIDGE: Contender = Contender::BridgeTap;
 /// Open vSwitch learns behind the list, as the others do.
 const CONTENDERS: &[Contender] = &[OURS, POLL, DEVICE, LEARN, BRIDGE];
-/// Packets a second of a sender whose own CPU is the limit.
+/// Packets a second of a sender that is not at its limit.
 const RATE: f64 = 2e5;
 const ONE_WAY: Act = Act { pattern: Pattern::OneWay, ..Act::PLAIN };
 

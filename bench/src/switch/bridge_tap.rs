@@ -1,5 +1,5 @@
-//! The kernel's bridge with TAP devices, and what stands between these and guests' rings in a driver domain: DPDK's testpmd, which takes
-//! packets from a vhost-user port and writes each to a TAP device, and the other way round.
+//! The kernel's bridge with TAP devices, and between these and guests' rings, in the place that netback has in a driver domain, DPDK's testpmd,
+//! which takes packets from a vhost-user port and writes each to a TAP device, and the other way round.
 //!
 //! ```text
 //!  guest ─ vhost-user ─ testpmd ─ t0 ─ br0, nftables ─ t1 ─ testpmd ─ vhost-user ─ guest
@@ -7,7 +7,8 @@
 //! ```
 //!
 //! All of it happens on one CPU, as in a driver domain of one vCPU: testpmd polls, and the kernel does the bridge's work within its calls. A
-//! packet is copied by testpmd, into the kernel, out of it, and by testpmd again, in single frames.
+//! packet is copied by testpmd, into the kernel, out of it, and by testpmd again, in single frames. The two in the middle, and a system call for
+//! each, are DPDK's TAP driver's: netback has neither.
 
 use super::dpdk_vhost::ns_per_packet;
 use super::{Extras, Spent, Switch};
