@@ -3,10 +3,12 @@
 //! It is a client of the API like any command, with a process of its own: nothing that matters to packets listens to a network. A user
 //! who may look only (`lasthop run --read-group`) is enough for it.
 
+mod devices;
 mod http;
 mod text;
 
 use crate::client::{CliError, Instance};
+use crate::device::Found;
 use crate::list::{Figures, figures};
 use clap::Args;
 use lasthop_api::{ConntrackStats, SwitchProxy};
@@ -23,12 +25,22 @@ pub struct MetricsArgs {
     run_dir: PathBuf,
 }
 
-/// Asks a running instance for all that is told.
-fn ask(run_dir: &Path) -> Result<(Figures, ConntrackStats), CliError> {
+/// All that is told.
+#[derive(Debug)]
+struct Told {
+    figures: Figures,
+    connections: ConntrackStats,
+    devices: Vec<Found>,
+}
+
+/// Asks a running instance, and its devices.
+fn ask(run_dir: &Path) -> Result<Told, CliError> {
     let mut instance = Instance::connect(run_dir)?;
     let figures = figures(&mut instance)?;
     let connections = instance.ask(async |c| c.conntrack_stats().await)?;
-    Ok((figures, connections))
+    let mut devices = crate::device::found(run_dir);
+    devices.iter_mut().for_each(|device| device.ask(run_dir));
+    Ok(Told { figures, connections, devices })
 }
 
 pub fn metrics(args: &MetricsArgs) -> Result<String, CliError> {

@@ -8,7 +8,8 @@ use lasthop_api::{DeviceDma, Port};
 pub fn findings(facts: &Facts<'_>) -> Vec<Finding> {
     let cable = |device: &Found| device.has_cable.then(|| cut_off(facts, &device.name)).flatten();
     let cut_off = facts.now.devices.iter().filter_map(|device| away(device).or_else(|| cable(device)));
-    let engines = facts.now.devices.iter().filter_map(|device| hangs(Some(&device.name), device.dma.as_ref()?));
+    let engines =
+        facts.now.devices.iter().filter_map(|device| hangs(Some(&device.name), device.table()?.dma.as_ref()?));
     // This lasthop may be a device's own.
     let own = facts.now.switch.device.as_ref().and_then(|table| hangs(None, table.dma.as_ref()?));
     cut_off.chain(engines).chain(own).collect()
@@ -99,8 +100,8 @@ mod tests {
         let engine = |state: &str| DeviceDma { state: state.into(), lost: 1, taken_back: 30, ..DeviceDma::default() };
         let found = |state: &str| {
             let mut now = seen(&[up("a")]);
-            now.devices = vec![Found { name: "nic0".into(), dma: Some(engine(state)), ..Found::default() }];
             now.switch.device = Some(DeviceTable { dma: Some(engine(state)), ..DeviceTable::default() });
+            now.devices = vec![Found { name: "nic0".into(), stats: Some(now.switch.clone()), ..Found::default() }];
             findings(&facts(&now, &now))
         };
         assert!(found("runs").is_empty());
@@ -115,7 +116,7 @@ mod tests {
     #[test]
     fn of_a_device_that_is_away_nothing_else_is_said() {
         let mut now = seen(&[up("a")]);
-        now.devices = vec![Found { name: "nic0".into(), has_cable: true, away: Some("no answer".into()), dma: None }];
+        now.devices = vec![Found { name: "nic0".into(), has_cable: true, away: Some("no answer".into()), stats: None }];
         let found = findings(&facts(&now, &now));
         assert_eq!((found.len(), found[0].kind, &*found[0].evidence[0]), (1, "device-away", "no answer"));
     }

@@ -9,7 +9,7 @@ use super::settings_text::changed;
 use super::socket::{self, Access, Listener};
 use super::store::{Saved, SavedPort, SavedUplink, Store};
 use super::{RunError, RunError::Failed, RunError::Usage};
-use lasthop_api::{READ_SOCKET_NAME, SOCKET_NAME};
+use lasthop_api::{Bus, READ_SOCKET_NAME, SOCKET_NAME};
 use lasthop_ipc::{MAX_MESSAGE, SwitchSettings};
 use lasthop_management_ipc::Settings;
 use lasthop_policy::Batch;
@@ -59,6 +59,8 @@ pub struct Setup {
     pub rules: Option<(usize, bool)>,
     /// If it is one that has a DMA engine: copies of up to so many bytes are not for that.
     pub dma: Option<usize>,
+    /// If it is one for which a bus is named.
+    pub bus: Option<Bus>,
     /// How many connections it has room for.
     pub connections: usize,
     /// Program of ports' sessions.
@@ -161,6 +163,7 @@ impl Setup {
             devices: devices_wanted,
             rules: args.device_rules.map(|rules| (rules, args.device_walk)),
             dma: args.device_dma,
+            bus: args.device_bus,
             control,
             connections: args.connections,
             session,
