@@ -206,7 +206,7 @@ fn known_flows_go_on_while_control_is_replaced() {
     std::thread::scope(|scope| {
         let asked = scope.spawn(|| {
             for _ in 0..5 {
-                let (names, _) = upgraded(&lasthop, &["--only", "control", "--all"]);
+                let (names, _) = upgraded(lasthop, &["--only", "control", "--all"]);
                 assert_eq!(names, ["control"]);
             }
         });
