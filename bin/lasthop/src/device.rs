@@ -8,7 +8,12 @@ use crate::table::{Align, Table};
 use lasthop_api::{BusBytes, DeviceBus, DeviceDma, DeviceTable, DeviceWalk, Port, SwitchProxy, SwitchStats};
 use lasthop_text::counted;
 use serde::Serialize;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+
+/// The program of a cable.
+const CABLE: &str = "lasthop-cable";
 
 #[derive(Debug, clap::Subcommand)]
 pub enum DeviceCommand {
@@ -105,6 +110,38 @@ pub struct Found {
     pub away: Option<String>,
     /// Its DMA engine, if it was asked and has one.
     pub dma: Option<DeviceDma>,
+    /// The process of its cable, if it was looked for and is there.
+    pub cable: Option<CableProcess>,
+}
+
+/// The process of a device's cable, as procfs shows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CableProcess {
+    pub pid: u32,
+    /// By a signal.
+    pub stopped: bool,
+}
+
+/// The process of a device's cable: it answers nobody, so procfs is asked. `None`: there is none now, or procfs does not show it.
+pub fn cable_process(run_dir: &Path, device: &str) -> Option<CableProcess> {
+    let run_dir = std::path::absolute(run_dir).ok()?;
+    let socket = run_dir.join(DEVICES_DIR).join(device).join(HOST_SOCKET);
+    let pids = std::fs::read_dir("/proc").ok()?.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let of = |pid: u32| std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| is_cable_at(&line, &socket));
+    let pid = pids.into_iter().find(|pid| of(*pid))?;
+    let stopped = std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| is_stopped(&stat));
+    Some(CableProcess { pid, stopped })
+}
+
+/// Of `/proc/PID/cmdline`: a cable that is plugged in to this socket.
+fn is_cable_at(line: &[u8], socket: &Path) -> bool {
+    let mut words = line.split(|byte| *byte == 0).map(|word| Path::new(OsStr::from_bytes(word)));
+    words.next().is_some_and(|program| program.ends_with(CABLE)) && words.next() == Some(socket)
+}
+
+/// Of `/proc/PID/stat`: the name in parentheses may hold anything.
+fn is_stopped(stat: &str) -> bool {
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
 }
 
 impl Found {
@@ -275,6 +312,21 @@ mod tests {
         ] {
             assert!(!is(path, run_dir), "{path} of {run_dir}");
         }
+    }
+
+    #[test]
+    fn the_process_of_a_cable_is_told_by_its_socket() {
+        let socket = Path::new("/run/lasthop/devices/nic0/cable.sock");
+        let is = |line: &[u8]| is_cable_at(line, socket);
+        assert!(is(
+            b"/usr/bin/lasthop-cable\0/run/lasthop/devices/nic0/cable.sock\0/run/lasthop/devices/nic0/host.sock\0"
+        ));
+        assert!(!is(
+            b"/usr/bin/lasthop-cable\0/run/lasthop/devices/nic1/cable.sock\0/run/lasthop/devices/nic1/host.sock\0"
+        ));
+        assert!(!is(b"vi\0/run/lasthop/devices/nic0/cable.sock\0") && !is(b"lasthop-cable\0") && !is(b""));
+        assert!(is_stopped("12 (a) b) T 1 12"));
+        assert!(!is_stopped("12 (T) S 1 12") && !is_stopped("12 (lasthop-cable) t 1") && !is_stopped(""));
     }
 
     #[test]

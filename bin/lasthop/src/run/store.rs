@@ -1,5 +1,7 @@
 //! What outlives a run: ports added at run time in `STATE_DIR/ports.json`, access lists in `STATE_DIR/acl.rules`.
 
+mod faults;
+
 use super::owner::FileOwner;
 use lasthop_policy::Batch;
 use lasthop_policy::{Mirror, PortSettings, Vlans, acl::Book};
@@ -231,8 +233,19 @@ impl Store {
             }
             Ok(text) => text,
         };
+        let Document { ports, mut uplinks, taps, settings, mut mirrors, .. } = self.understand(&text)?;
+        for left in uplinks.extract_if(.., |uplink| super::capture_file::is_left_over(uplink)) {
+            tracing::warn!("{}: left over by a capture that has ended; it is forgotten, with its mirror", left.name);
+            mirrors.retain(|mirror| mirror.to != left.name);
+        }
+        Ok((Some(Saved { ports, uplinks, taps, settings, mirrors }), Some(content(&[text.as_bytes()]))))
+    }
+
+    /// The text of `ports.json`, if all of it makes sense.
+    fn understand(&self, text: &str) -> Result<Document, String> {
+        let shown = self.file.display();
         let wrong = |what: String| format!("{shown}: {what}; repair it, or move it away to start without its ports");
-        let document: Document = serde_json::from_str(&text).map_err(|e| wrong(e.to_string()))?;
+        let document: Document = serde_json::from_str(text).map_err(|e| wrong(e.to_string()))?;
         if document.version != VERSION {
             return Err(wrong(format!("format {} is not format {VERSION} of this lasthop", document.version)));
         }
@@ -252,12 +265,7 @@ impl Store {
             let others = document.mirrors.get(..n).unwrap_or_default();
             mirror.check(others).map_err(|e| wrong(format!("mirror {:?}: {e}", mirror.name)))?;
         }
-        let Document { ports, mut uplinks, taps, settings, mut mirrors, .. } = document;
-        for left in uplinks.extract_if(.., |uplink| super::capture_file::is_left_over(uplink)) {
-            tracing::warn!("{}: left over by a capture that has ended; it is forgotten, with its mirror", left.name);
-            mirrors.retain(|mirror| mirror.to != left.name);
-        }
-        Ok((Some(Saved { ports, uplinks, taps, settings, mirrors }), Some(content(&[text.as_bytes()]))))
+        Ok(document)
     }
 
     /// Replaces what is remembered: all of them or, on an error, none.
