@@ -33,6 +33,7 @@ mod macs;
 mod mirrors;
 mod moved;
 mod of_device;
+mod owners;
 mod questions;
 mod renaming;
 mod sets;
@@ -56,6 +57,7 @@ use macs::{Flush, Forgotten};
 pub(crate) use mirrors::MirrorCall;
 use mirrors::Mirroring;
 use of_device::OfDevice;
+use owners::Owners;
 use questions::{FLOWS, Question, Unconfirmed};
 pub(crate) use sets::SetCall;
 use sets::SetChange;
@@ -170,6 +172,8 @@ pub(crate) struct Core {
     /// Ports that are interfaces, as they are shown.
     devices: BTreeMap<PortId, DeviceState>,
     stuck_uplinks: StuckUplinks,
+    /// What the supervisor knows of ports that have queues of their own.
+    owners: Owners,
     health: Health,
     next_number: u64,
     next_tick_ms: Option<u64>,
@@ -247,6 +251,7 @@ impl Core {
             uplinks: Uplinks::new(),
             devices: BTreeMap::new(),
             stuck_uplinks: StuckUplinks::default(),
+            owners: Owners::new(),
             health: Health::default(),
             next_number: 0,
             next_tick_ms: None,
@@ -399,11 +404,12 @@ impl Core {
         if self.put_right_ms().is_some_and(|at| at <= now_ms) {
             self.last_put_right_ms = now_ms;
             self.policy.put_right(now_ms, out);
-            self.look_whether_reconciled();
+            self.look_whether_reconciled(now_ms);
         }
         if !is_due {
             return;
         }
+        self.look_at_owners(now_ms);
         if !self.attached || !self.policy.has_flows() {
             self.policy.tick(now_ms, out);
             return;
@@ -454,6 +460,7 @@ impl Core {
         }
         let headers = Headers { bytes: &missed.header, frame_len: missed.frame_len as usize };
         self.policy.packet(missed.id, &missed.key, headers, now_ms, out);
+        self.owner_sends(&missed.key);
     }
 
     fn port_is(&mut self, mut port: PortInfo, now_ms: u64, out: &mut Effects) {
@@ -488,6 +495,7 @@ impl Core {
                 self.refused.retain(|id, _| new.contains_key(id));
                 self.faults.retain(|id, _| new.contains_key(id));
                 self.configs = new;
+                self.look_at_owners(now_ms);
                 self.follow_mirrors(now_ms, out);
             }
             SupervisorToControl::Reply { request, result } => {
@@ -530,17 +538,6 @@ impl Core {
             | SupervisorToControl::OvsSocket
             | SupervisorToControl::Shutdown => self.counts.malformed += 1,
         }
-    }
-
-    fn find(&self, name: &str) -> Option<PortId> {
-        let configured = self.configs.values().find(|c| c.name == name).map(|c| c.id);
-        let reported = || self.infos.values().find(|info| info.name == name && !self.configs.contains_key(&info.id));
-        configured.or_else(|| reported().map(|info| info.id))
-    }
-
-    fn name(&self, id: PortId) -> String {
-        let configured = self.configs.get(&id).map(|c| c.name.clone());
-        configured.or_else(|| self.infos.get(&id).map(|i| i.name.clone())).unwrap_or_else(|| format!("#{id}"))
     }
 }
 

@@ -22,7 +22,13 @@ pub(crate) fn mac(m: &MacView, port: String) -> Mac {
     Mac { mac: m.mac.to_string(), vlan: m.vlan, port, age_ms: m.age_ms, held: m.held, is_static: m.is_static }
 }
 
-pub(crate) fn uplink(uplink: UplinkInfo, port: Option<&PortInfo>, vlans: Option<&Vlans>) -> Uplink {
+/// `name`: of the port with this number.
+pub(crate) fn uplink(
+    uplink: UplinkInfo,
+    port: Option<&PortInfo>,
+    vlans: Option<&Vlans>,
+    name: &dyn Fn(u32) -> String,
+) -> Uplink {
     let about = uplink.about.as_ref();
     let (counters, device) = (uplink.counters, uplink.device);
     let state = match &uplink.blocked_by {
@@ -64,7 +70,7 @@ pub(crate) fn uplink(uplink: UplinkInfo, port: Option<&PortInfo>, vlans: Option<
         from_network: Carried { packets: counters.from_network_packets, bytes: counters.from_network_bytes },
         merged: counters.merged,
         drops: counters.drops.into_iter().map(|d| Drops { reason: d.reason, packets: d.packets }).collect(),
-        guest_queues: (0..).zip(counters.queues).map(guest_queue).collect(),
+        guest_queues: (0..).zip(counters.queues).map(|(queue, of)| guest_queue(queue, of, name)).collect(),
         name: uplink.name,
         device: device.device,
     }
@@ -103,9 +109,17 @@ pub fn port_vm(port: &mut Port, state: Option<VmState>) {
     };
 }
 
-fn guest_queue((queue, of): (u16, UplinkQueue)) -> GuestQueue {
-    let mac = of.mac.map(|mac| mac.to_string());
-    GuestQueue { queue, mac, size: of.size, packets: of.packets, dropped: of.dropped }
+fn guest_queue(queue: u16, of: UplinkQueue, name: &dyn Fn(u32) -> String) -> GuestQueue {
+    let first = of.stations.first();
+    GuestQueue {
+        queue,
+        mac: first.map(|(_, mac)| mac.to_string()),
+        vlan: first.map(|(vlan, _)| *vlan).filter(|vlan| *vlan != 0),
+        port: of.pinned.map(name),
+        size: of.size,
+        packets: of.packets,
+        dropped: of.dropped,
+    }
 }
 
 fn state(info: Option<&PortInfo>) -> &'static str {
@@ -482,17 +496,18 @@ mod tests {
             blocked_by: Some("net".into()),
             counters: Default::default(),
         };
-        let shown = uplink(info.clone(), None, None);
+        let shown = uplink(info.clone(), None, None, &|id| id.to_string());
         assert_eq!((shown.state.as_str(), shown.blocked_by.as_deref()), ("blocked", Some("net")));
-        let starting = uplink(UplinkInfo { running: false, ..info.clone() }, None, None);
+        let starting = uplink(UplinkInfo { running: false, ..info.clone() }, None, None, &|id| id.to_string());
         assert!(starting.state == "starting" && starting.waits_for.is_some());
-        let probing = uplink(UplinkInfo { probing: true, blocked_by: None, ..info.clone() }, None, None);
+        let probing =
+            uplink(UplinkInfo { probing: true, blocked_by: None, ..info.clone() }, None, None, &|id| id.to_string());
         assert_eq!(probing.state, "probing");
         assert!(probing.waits_for.is_some_and(|what| what.contains("segment of another uplink")));
         for (link, state) in
             [(LinkState::NoCarrier, "no-carrier"), (LinkState::Down, "down"), (LinkState::Missing, "waiting")]
         {
-            let shown = uplink(UplinkInfo { device: device(link), ..info.clone() }, None, None);
+            let shown = uplink(UplinkInfo { device: device(link), ..info.clone() }, None, None, &|id| id.to_string());
             assert_eq!((shown.state.as_str(), shown.link.as_str()), (state, link.name()));
             let port = port_device(Port { state: "up".into(), ..Port::default() }, Some(&device(link)));
             assert_eq!((port.state.as_str(), port.last_error.as_deref()), (state, Some("x")));

@@ -197,6 +197,11 @@ impl Server {
                         self.announcer.add(&macs, Instant::now());
                     }
                 }
+                Ok((SupervisorToUplink::Owners(owners), _)) => {
+                    if let Some(queues) = &mut self.queues {
+                        queues.pin(owners, Instant::now());
+                    }
+                }
                 Ok((SupervisorToUplink::Shutdown { remove }, _)) => {
                     if remove {
                         self.waiting.iter().for_each(Device::end);

@@ -83,6 +83,9 @@ pub struct SettingsArgs {
     /// Addresses that live at this port for good, whether or not they say anything, and nowhere else; see `lasthop mac add`
     #[arg(long, value_name = "MAC[@VLAN],...")]
     static_mac: Option<String>,
+    /// The af_xdp uplink with several queues at which it has one of its own, whatever the load
+    #[arg(long, value_name = "UPLINK")]
+    queue_of: Option<String>,
 }
 
 impl SettingsArgs {
@@ -138,6 +141,7 @@ impl SettingsArgs {
             ("link", &self.link),
             ("snooping", &self.snooping),
             ("static-mac", &self.static_mac),
+            ("queue-of", &self.queue_of),
         ];
         let given = all.into_iter().filter_map(|(name, value)| Some((name, value.as_ref()?)));
         given.map(|(name, value)| Field { name: name.into(), value: value.clone() }).collect()

@@ -5,7 +5,7 @@ use crate::client::CliError;
 use crate::run;
 use crate::table::{Align, Table};
 use clap::{Args, Subcommand};
-use lasthop_api::{Field, SwitchProxy, Uplink, UplinkList};
+use lasthop_api::{Field, GuestQueue, SwitchProxy, Uplink, UplinkList};
 use lasthop_text::counted;
 
 #[derive(Debug, Subcommand)]
@@ -226,9 +226,9 @@ fn table(list: &UplinkList) -> String {
             notes.push_str(&format!("{}: {} dropped: {}\n", u.name, counted(d.packets, "packet"), d.reason));
         }
         for q in &u.guest_queues {
-            let whose = match &q.mac {
-                _ if q.queue == 0 => "shared".into(),
-                Some(mac) => format!("of {mac}"),
+            let whose = match whose(q) {
+                Some(guest) => format!("of {guest}"),
+                None if q.queue == 0 => "shared".into(),
                 None => "free".to_owned(),
             };
             let lost = if q.dropped > 0 { format!(", {} dropped", q.dropped) } else { String::new() };
@@ -249,25 +249,45 @@ fn table(list: &UplinkList) -> String {
     table.render() + &notes
 }
 
+/// The guest that has a queue: the port that it is kept for, or its address.
+pub fn whose(queue: &GuestQueue) -> Option<String> {
+    let vlan = queue.vlan.map_or_else(String::new, |vlan| format!("@{vlan}"));
+    let address = queue.mac.as_ref().map(|mac| format!("{mac}{vlan}"));
+    match (&queue.port, address) {
+        (Some(port), Some(address)) => Some(format!("{port}, {address}, kept for it")),
+        (Some(port), None) => Some(format!("{port}, kept for it")),
+        (None, address) => address,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lasthop_api::GuestQueue;
 
     #[test]
     fn who_has_which_queue() {
         let queue = |queue, mac: Option<&str>, dropped| GuestQueue {
             queue,
             mac: mac.map(str::to_owned),
+            vlan: (queue == 3).then_some(7),
+            port: (queue > 2).then(|| "vm1".to_owned()),
             size: 1024,
             packets: 7,
             dropped,
         };
-        let guest_queues = vec![queue(0, None, 0), queue(1, Some("02:00:00:00:00:01"), 3), queue(2, None, 0)];
+        let guest_queues = vec![
+            queue(0, None, 0),
+            queue(1, Some("02:00:00:00:00:01"), 3),
+            queue(2, None, 0),
+            queue(3, Some("02:00:00:00:00:01"), 0),
+            queue(4, None, 0),
+        ];
         let text =
             table(&UplinkList { uplinks: vec![Uplink { name: "net".into(), guest_queues, ..Uplink::default() }] });
         let expected = "net: queue 0 (shared): 7 packets\nnet: queue 1 (of 02:00:00:00:00:01): 7 packets, 3 dropped\n\
-                        net: queue 2 (free): 7 packets\n";
+                        net: queue 2 (free): 7 packets\n\
+                        net: queue 3 (of vm1, 02:00:00:00:00:01@7, kept for it): 7 packets\n\
+                        net: queue 4 (of vm1, kept for it): 7 packets\n";
         assert!(text.ends_with(expected), "{text}");
     }
 

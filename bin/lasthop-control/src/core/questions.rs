@@ -219,7 +219,7 @@ impl Core {
     }
 
     /// The flows that were there have been compared, part by part.
-    pub(super) fn look_whether_reconciled(&mut self) {
+    pub(super) fn look_whether_reconciled(&mut self, now_ms: u64) {
         let Some(Reconciled { flows, corrections }) = self.policy.reconciled() else { return };
         self.reconciled = true;
         tracing::info!(
@@ -228,6 +228,7 @@ impl Core {
             counted(self.policy.mac_count() as u64, "address"),
             counted(corrections as u64, "correction")
         );
+        self.look_at_owners(now_ms);
     }
 }
 

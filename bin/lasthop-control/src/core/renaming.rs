@@ -8,6 +8,19 @@ use lasthop_management_ipc::ControlToSupervisor;
 use lasthop_types::PortId;
 
 impl Core {
+    /// The port of this name.
+    pub(super) fn find(&self, name: &str) -> Option<PortId> {
+        let configured = self.configs.values().find(|c| c.name == name).map(|c| c.id);
+        let reported = || self.infos.values().find(|info| info.name == name && !self.configs.contains_key(&info.id));
+        configured.or_else(|| reported().map(|info| info.id))
+    }
+
+    /// What the port is called, or its number.
+    pub(super) fn name(&self, id: PortId) -> String {
+        let configured = self.configs.get(&id).map(|c| c.name.clone());
+        configured.or_else(|| self.infos.get(&id).map(|i| i.name.clone())).unwrap_or_else(|| format!("#{id}"))
+    }
+
     /// Asks the supervisor, which keeps what goes by the name.
     pub(super) fn rename(&mut self, name: String, to: String, answer: Answer<PortChanged>) {
         // Lists that were kept meanwhile would be those of the old name.

@@ -52,7 +52,8 @@ impl Core {
                 let uplinks = uplinks.into_iter().map(|u| {
                     let vlans = self.uplinks.get(&u.device.port).and_then(Option::as_ref);
                     let port = self.infos.get(&u.device.port);
-                    view::uplink(u, port, vlans)
+                    let name = |id| self.name(PortId(id));
+                    view::uplink(u, port, vlans, &name)
                 });
                 let list = UplinkList { uplinks: uplinks.collect() };
                 if in_force {

@@ -284,7 +284,9 @@ impl Fake {
                 self.supervisor.send(&told, None).unwrap();
                 return;
             }
-            ControlToSupervisor::TakesNothing { .. } | ControlToSupervisor::Limit { .. } => return,
+            ControlToSupervisor::TakesNothing { .. }
+            | ControlToSupervisor::Limit { .. }
+            | ControlToSupervisor::Owners(_) => return,
             ControlToSupervisor::LogLevel { request, run, control } => {
                 let run = run.unwrap_or_else(|| "info".into());
                 let told = SupervisorToControl::LogLevel { request: Some(request), run, control };

@@ -5,7 +5,7 @@ use super::{Declared, DeclaredLists};
 use crate::run::{PACKET_PORT, PortArg, SavedUplink};
 use lasthop_api::{AclRule, AddressSet, Field, Port, Uplink};
 use lasthop_policy::acl::{Book, Direction, Scope};
-use lasthop_policy::{Mirror, OF_SWITCH, OF_SWITCH_WORDS, PortSettings};
+use lasthop_policy::{Mirror, OF_SWITCH, OF_SWITCH_WORDS, PortSettings, QUEUE_OF};
 use lasthop_uplink_ipc::UplinkDriver;
 use std::collections::BTreeSet;
 
@@ -117,12 +117,7 @@ impl<'a> Plan<'a> {
         let replaced = plan.remove(declared, there, prune);
         let there = &plan.free_macs(declared, there);
         plan.lower_minimums(declared, there, &replaced);
-        for port in &declared.ports {
-            match there.ports.iter().find(|p| p.name == port.name && !replaced.contains(&*p.name)) {
-                None => plan.push(Step::AddPort(port), format!("+ port {}: {}", port.name, place(port))),
-                Some(port_there) => plan.set_port(port, port_there),
-            }
-        }
+        plan.make_ports(declared, there, &replaced, false);
         for uplink in &declared.uplinks {
             match there.uplinks.iter().find(|u| u.name == uplink.name && !replaced.contains(&*u.name)) {
                 None => plan.push(Step::AddUplink(uplink), format!("+ uplink {}: {}", uplink.name, uplink.device)),
@@ -130,6 +125,7 @@ impl<'a> Plan<'a> {
             }
         }
         plan.set_uplinks(declared, there, &replaced);
+        plan.make_ports(declared, there, &replaced, true);
         plan.raise_minimums(declared, there, &replaced);
         plan.add_mirrors(declared, there);
         plan.clear_lists(declared, there, prune);
@@ -200,11 +196,24 @@ impl<'a> Plan<'a> {
         replaced
     }
 
-    fn set_port(&mut self, port: &'a PortArg, there: &Port) {
+    /// Those with a queue of their own come behind the uplinks, one of which has that queue; and ports that are there get one then.
+    fn make_ports(&mut self, declared: &'a Declared, there: &There, replaced: &BTreeSet<String>, with_queue: bool) {
+        for port in &declared.ports {
+            match there.ports.iter().find(|p| p.name == port.name && !replaced.contains(&*p.name)) {
+                None if has_queue(port) != with_queue => {}
+                None => self.push(Step::AddPort(port), format!("+ port {}: {}", port.name, place(port))),
+                Some(port_there) => {
+                    self.set_port(port, port_there, |name| (name == QUEUE_OF && has_queue(port)) == with_queue)
+                }
+            }
+        }
+    }
+
+    fn set_port(&mut self, port: &'a PortArg, there: &Port, is_meant: impl Fn(&str) -> bool) {
         let wanted = settings_of(port);
         let is = |name: &str| value_of(&there.settings, name);
         let (mut changes, mut told) = (Vec::new(), Vec::new());
-        for name in lasthop_policy::SETTINGS.iter().filter(|name| **name != MIN_RATE) {
+        for name in lasthop_policy::SETTINGS.iter().filter(|name| **name != MIN_RATE && is_meant(name)) {
             let value = wanted.iter().find(|(n, _)| n == name).map_or("none", |(_, value)| value.as_str());
             if value != is(name) {
                 changes.push(Field { name: (*name).into(), value: value.into() });
@@ -333,6 +342,10 @@ fn of_device(device: &SavedUplink, there: &Uplink) -> Option<String> {
 pub(super) fn settings_of(port: &PortArg) -> Vec<(&'static str, String)> {
     let pairs = port.settings.iter().map(|(name, value)| (name.as_str(), value.as_str()));
     PortSettings::default().change(pairs).unwrap_or_default().values()
+}
+
+fn has_queue(port: &PortArg) -> bool {
+    settings_of(port).iter().any(|(name, _)| *name == QUEUE_OF)
 }
 
 fn place(port: &PortArg) -> String {

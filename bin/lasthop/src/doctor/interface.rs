@@ -39,7 +39,27 @@ const LOST: [(&str, &str, &str, &str); 5] = [
 
 pub fn findings(facts: &Facts<'_>) -> Vec<Finding> {
     let of_each = facts.now.interfaces.iter().flat_map(|interface| of_interface(facts, interface));
-    of_each.chain(longer(facts)).chain(announced(facts)).collect()
+    of_each.chain(longer(facts)).chain(announced(facts)).chain(without_queues(facts)).collect()
+}
+
+/// Ports that are to have a queue of their own at an uplink, and have none there.
+fn without_queues<'a>(facts: &'a Facts<'_>) -> impl Iterator<Item = Finding> + 'a {
+    facts.now.ports.iter().filter_map(|port| {
+        let net = &port.settings.iter().find(|set| set.name == lasthop_policy::QUEUE_OF)?.value;
+        let uplink = facts.now.interfaces.iter().find(|interface| interface.name == *net && !interface.guest);
+        let remedy = match uplink {
+            Some(uplink) if uplink.guest_queues.iter().any(|queue| queue.port.as_ref() == Some(&port.name)) => return None,
+            // Its process has not told of queues yet.
+            Some(uplink) if uplink.state != "up" => return None,
+            Some(uplink) => format!(
+                "make {net} anew with more queues (`lasthop uplink del {net}`, then `lasthop uplink add {net} {} --driver af_xdp --queues N`)",
+                uplink.device
+            ),
+            None => format!("make an uplink of that name, or take it back (`lasthop port set {} --queue-of none`)", port.name),
+        };
+        let what = format!("it is to have a queue of its own at {net}, and has none there: it shares one with others");
+        Some(Finding::at(&port.name, "no-queue", what).remedy(remedy))
+    })
 }
 
 fn of_interface(facts: &Facts<'_>, interface: &Uplink) -> Vec<Finding> {
@@ -203,6 +223,7 @@ mod tests {
     use super::super::facts::Seen;
     use super::super::facts::testutil::*;
     use super::*;
+    use lasthop_api::{Field, GuestQueue};
 
     fn uplink(name: &str, link: &str) -> Uplink {
         let device = format!("{name}0");
@@ -222,6 +243,17 @@ mod tests {
 
     fn kinds(now: &Seen) -> Vec<&'static str> {
         findings(&facts(now, now)).iter().map(|f| f.kind).collect()
+    }
+
+    #[test]
+    fn a_port_that_is_to_have_a_queue_has_one() {
+        let set = Field { name: "queue-of".into(), value: "net".into() };
+        let ports = [Port { name: "vm1".into(), settings: vec![set], ..Port::default() }];
+        let kept = GuestQueue { port: Some("vm1".into()), ..GuestQueue::default() };
+        let net = |guest_queues| vec![Uplink { guest_queues, ..uplink("net", "up") }];
+        assert_eq!(kinds(&with(net(vec![GuestQueue::default(), kept]), &ports)), [""; 0]);
+        assert_eq!(kinds(&with(net(vec![GuestQueue::default()]), &ports)), ["no-queue"]);
+        assert_eq!(kinds(&with(Vec::new(), &ports)), ["no-queue"]);
     }
 
     #[test]

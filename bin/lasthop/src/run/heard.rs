@@ -102,6 +102,7 @@ impl Supervisor {
             | ControlToSupervisor::UplinkDel { .. }
             | ControlToSupervisor::UplinkList { .. }
             | ControlToSupervisor::Announce { .. }
+            | ControlToSupervisor::Owners(_)
             | ControlToSupervisor::TakesNothing { .. }) => {
                 self.hear_of_uplinks(uplink);
                 return;

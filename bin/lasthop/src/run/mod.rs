@@ -16,6 +16,7 @@
 //! | `settings` | settings of ports: kept, and sent to control and switch |
 //! | `settings_text` | the same as options and arguments |
 //! | `weights` | priorities and minimum rates, as the shares that the switch knows |
+//! | `queue_owners` | ports that have a queue of their own at an uplink |
 //! | `port` | one port: its listener or its attempts to connect, and who is connected |
 //! | `child` | one child process: start, channel |
 //! | `backoff` | how long a process that ends at once is not started again |
@@ -28,6 +29,7 @@
 //! | `uplink/standby` | one that runs and is kept from the switch |
 //! | `uplink/carrier` | one whose interface is missing, down or without a carrier |
 //! | `uplink/taking` | one that answers, and takes nothing of what the switch has for it |
+//! | `uplink/queues` | which ports have queues of their own there |
 //! | `uplink/announcements` | when the stations behind one that took over are announced |
 //! | `handover` | this process becomes another program, which goes on with all of it |
 //! | `host_facts` | what the host does not let us have, and programs whose file was replaced |
@@ -76,6 +78,7 @@ mod port_threads;
 mod ports;
 mod presence;
 mod probing;
+mod queue_owners;
 mod reload;
 mod renaming;
 mod renewal;

@@ -25,6 +25,7 @@ impl Supervisor {
         lasthop_policy::check_new_name(&new.name)?;
         self.check_static_addresses(&new.name, &settings)?;
         self.check_minimums(&new.name, &settings)?;
+        self.check_queue_of(&new.name, &settings)?;
         self.check_for_ovs(&new.name)?;
         if self.uplinks.values().any(|uplink| uplink.spec.name == new.name) {
             return Err(format!("there is an uplink {} already; choose another name", new.name));
@@ -192,6 +193,7 @@ impl Supervisor {
         let uplinks = self.uplinks.values().filter(|uplink| !uplink.is_leaving() && !uplink.spec.guest);
         let uplinks = uplinks.map(|u| (u.config.id, vlans(u)));
         self.control.send(SupervisorToControl::Uplinks(uplinks.collect()), None);
+        self.tell_owners();
         let configs = self.configs();
         self.tell_weights(&configs);
         self.control.send(SupervisorToControl::Ports(configs), None);

@@ -40,6 +40,9 @@ impl Supervisor {
         self.check_static_addresses(name, &settings)?;
         self.check_carried(name, &settings)?;
         self.check_minimums(name, &settings)?;
+        if before.as_ref().and_then(|before| before.queue_of.as_ref()) != settings.queue_of.as_ref() {
+            self.check_queue_of(name, &settings)?;
+        }
         self.remember_settings(name, settings);
         if let Err(e) = self.save(None, None) {
             self.remember_settings(name, before.unwrap_or_default());

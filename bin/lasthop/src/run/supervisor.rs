@@ -32,6 +32,7 @@ use lasthop_policy::Batch;
 use lasthop_policy::{Mirror, PortSettings};
 use lasthop_sys::{Epoll, SignalFd, Trigger, Watched};
 use lasthop_types::PortId;
+use lasthop_uplink_ipc::VlanMac;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::collections::{BTreeMap, BTreeSet};
@@ -119,6 +120,8 @@ pub struct Supervisor {
     pub(super) settings: BTreeMap<String, PortSettings>,
     /// Shares of ports by number, as long as some have a priority.
     pub(super) weights: BTreeMap<u32, u32>,
+    /// Addresses behind ports that have queues of their own, as control knows them.
+    pub(super) stations: BTreeMap<u32, Vec<VlanMac>>,
     /// What Open vSwitch lets come from ports and go there, by name, where that is not what they are told.
     pub(super) limited: BTreeMap<String, [Option<RateLimit>; 2]>,
     /// Mirrors, by name.
@@ -208,6 +211,7 @@ impl Supervisor {
             supervisor.insert(port);
         }
         supervisor.make_uplinks(uplinks, saved_uplinks)?;
+        supervisor.warn_of_queues();
         Ok(supervisor)
     }
 
@@ -266,6 +270,7 @@ impl Supervisor {
             store: setup.store,
             settings: setup.settings,
             weights: BTreeMap::new(),
+            stations: BTreeMap::new(),
             limited: BTreeMap::new(),
             mirrors: setup.mirrors,
             lists: setup.lists,

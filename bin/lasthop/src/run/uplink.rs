@@ -16,6 +16,7 @@ mod carrier;
 mod claim;
 mod counted;
 mod handed;
+mod queues;
 mod renewed;
 mod standby;
 mod taking;
@@ -33,7 +34,7 @@ use lasthop_ipc::{SupervisorToSwitch, SwitchToSupervisor};
 use lasthop_management_ipc::{DeviceState, PortConfig, UplinkInfo};
 use lasthop_sys::Epoll;
 use lasthop_text::MacAddr;
-use lasthop_uplink_ipc::{SupervisorToUplink, UplinkCounters, UplinkDevice};
+use lasthop_uplink_ipc::{QueueOwner, SupervisorToUplink, UplinkCounters, UplinkDevice};
 pub use renewed::Before;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
@@ -140,6 +141,8 @@ pub struct Uplink {
     pub made: Option<MacAddr>,
     /// Somebody waits for its first process, and is told what it says.
     pub at_once: bool,
+    /// Ports that have queues of their own there, as its process was told, or will be when it is ready.
+    owners: Vec<QueueOwner>,
 }
 
 impl Uplink {
@@ -186,6 +189,7 @@ impl Uplink {
             claim: None,
             made: None,
             at_once: false,
+            owners: Vec::new(),
         }
     }
 
@@ -376,6 +380,7 @@ impl Uplink {
                 // An interface that its process has made had no number before.
                 self.claim_device().unwrap_or_else(|why| self.complain(why));
                 self.device = Some(UplinkDevice { created, ..device });
+                self.tell_owners();
                 match kept {
                     // It would keep a device that is to go.
                     Some(kept) if self.leaving.is_some() => kept.close(),

@@ -140,6 +140,7 @@ impl Supervisor {
                     uplink.announce(macs);
                 }
             }
+            ControlToSupervisor::Owners(stations) => self.owners_are(stations),
             ControlToSupervisor::TakesNothing { uplink, for_ms } => {
                 if let Some(uplink) = self.uplinks.get_mut(&uplink.0) {
                     uplink.takes_nothing(Duration::from_millis(for_ms));
@@ -257,6 +258,7 @@ impl Supervisor {
         let info = self.info(&uplink);
         self.replaced.forget(&uplink.process());
         info!("{} {} removed", uplink.spec.kind(), uplink.spec.name);
+        self.warn_of_queues();
         changed |= self.taps.remove(&uplink.spec.device).is_some();
         if changed && let Err(e) = self.save(None, None) {
             warn!("what was remembered of {} is still there: {e}", uplink.spec.device);
@@ -302,6 +304,7 @@ impl Supervisor {
             program.and_then(|()| check_new_uplink(ports.iter(), there, &spec))?;
             self.check_static_addresses(&spec.name, &settings)?;
             self.check_minimums(&spec.name, &settings)?;
+            self.check_queue_of(&spec.name, &settings)?;
             Claim::take(&spec.device)?;
             Ok((spec, settings))
         });

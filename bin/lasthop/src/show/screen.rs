@@ -127,7 +127,8 @@ fn interface(of: &Uplink) -> Vec<String> {
     lines
         .extend(of.blocked_by.iter().map(|other| format!("blocked: uplink {other} carries the frames of its segment")));
     lines.extend(of.guest_queues.iter().map(|queue| {
-        let whose = queue.mac.clone().unwrap_or_else(|| if queue.queue == 0 { "shared".into() } else { "free".into() });
+        let nobody = if queue.queue == 0 { "shared" } else { "free" };
+        let whose = crate::uplink::whose(queue).unwrap_or_else(|| nobody.into());
         format!("queue {} ({whose}): {}, {} dropped", queue.queue, counted(queue.packets, "packet"), queue.dropped)
     }));
     lines

@@ -15,7 +15,7 @@
 //! | [`Vmq::alloc_queue`] | `vmq_alloc_queue` | `OID_RECEIVE_FILTER_ALLOCATE_QUEUE` | allocate queue |
 //! | [`Vmq::free_queue`] | `vmq_free_queue` | `OID_RECEIVE_FILTER_FREE_QUEUE` | free queue |
 //! | [`Vmq::get_size`] | `vmq_get_size` | | |
-//! | [`Vmq::set_mac`] | `vmq_set_mac` | `OID_RECEIVE_FILTER_SET_FILTER` | apply filter |
+//! | [`Vmq::set_mac`], [`Vmq::change_macs`] | `vmq_set_mac` | `OID_RECEIVE_FILTER_SET_FILTER` | apply filter |
 //! | [`Vmq::enable_queue`] | `vmq_enable_queue` | `OID_RECEIVE_FILTER_QUEUE_ALLOCATION_COMPLETE` | |
 //! | [`Vmq::disable_queue`] | `vmq_disable_queue` | `OID_RECEIVE_FILTER_CLEAR_FILTER` | remove filter |
 //!
@@ -27,14 +27,14 @@ pub mod policy;
 pub mod steering;
 pub mod table;
 
-use lasthop_text::MacAddr;
+use lasthop_uplink_ipc::VlanMac;
 
-/// What the device does for the queues.
+/// What the device does for the queues. An address is one in a VLAN: the same in another is another guest's.
 pub trait Filter {
     /// Frames for the address go to this queue from now on; false if the device cannot.
-    fn steer(&mut self, mac: MacAddr, queue: u16) -> bool;
+    fn steer(&mut self, station: VlanMac, queue: u16) -> bool;
     /// Frames for the address go to the default queue again.
-    fn unsteer(&mut self, mac: MacAddr, queue: u16);
+    fn unsteer(&mut self, station: VlanMac, queue: u16);
     /// Frames that a queue can keep.
     fn size(&self, queue: u16) -> u32;
 }
@@ -59,12 +59,21 @@ pub enum VmqError {
     Device,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 enum State {
     #[default]
     Free,
-    Allocated(Option<MacAddr>),
-    Enabled(MacAddr),
+    Allocated(Vec<VlanMac>),
+    Enabled(Vec<VlanMac>),
+}
+
+impl State {
+    fn stations(&self) -> &[VlanMac] {
+        match self {
+            Self::Free => &[],
+            Self::Allocated(stations) | Self::Enabled(stations) => stations,
+        }
+    }
 }
 
 /// The queues of a device. Queue 0 is the default queue, which is never allocated: whoever has no queue shares it.
@@ -98,7 +107,7 @@ impl<F: Filter> Vmq<F> {
     /// Allocates this queue if it is free.
     pub fn alloc_queue(&mut self, queue: u16) -> Result<(), VmqError> {
         match self.queues.get_mut(usize::from(queue)).filter(|_| queue > 0) {
-            Some(state) if *state == State::Free => *state = State::Allocated(None),
+            Some(state) if *state == State::Free => *state = State::Allocated(Vec::new()),
             _ => return Err(VmqError::NotAllocated),
         }
         Ok(())
@@ -116,48 +125,84 @@ impl<F: Filter> Vmq<F> {
         self.filter.size(queue)
     }
 
-    /// Associates the queue with a guest's address.
-    pub fn set_mac(&mut self, queue: u16, mac: MacAddr) -> Result<(), VmqError> {
-        self.allocated(queue)?;
-        let is_taken = |q: &State| matches!(q, State::Allocated(Some(m)) | State::Enabled(m) if *m == mac);
-        if !mac.is_unicast_source() || self.queues.iter().any(is_taken) {
-            return Err(VmqError::Address);
-        }
-        self.put(queue, State::Allocated(Some(mac)));
+    /// Associates the queue with an address of its guest, beside those it has.
+    pub fn set_mac(&mut self, queue: u16, station: VlanMac) -> Result<(), VmqError> {
+        let mut stations = self.allocated(queue)?.to_vec();
+        self.check_free(station)?;
+        stations.push(station);
+        self.put(queue, State::Allocated(stations));
         Ok(())
     }
 
-    /// From now on frames for the queue's address go to it.
+    /// The queue's addresses are these from now on, as far as they can be; it may be enabled, and need not have any.
+    pub fn change_macs(&mut self, queue: u16, wanted: &[VlanMac]) -> Result<(), VmqError> {
+        let state = self.queues.get(usize::from(queue)).cloned().unwrap_or_default();
+        let enabled = match &state {
+            State::Free => return Err(VmqError::NotAllocated),
+            State::Allocated(_) => false,
+            State::Enabled(_) => true,
+        };
+        let (mut stations, gone): (Vec<_>, Vec<_>) =
+            state.stations().iter().copied().partition(|station| wanted.contains(station));
+        if enabled {
+            gone.into_iter().for_each(|station| self.filter.unsteer(station, queue));
+        }
+        for station in wanted.iter().copied() {
+            let is_new = !stations.contains(&station) && self.check_free(station).is_ok();
+            if is_new && (!enabled || self.filter.steer(station, queue)) {
+                stations.push(station);
+            }
+        }
+        self.put(queue, if enabled { State::Enabled(stations) } else { State::Allocated(stations) });
+        Ok(())
+    }
+
+    /// From now on frames for the queue's addresses go to it. With several, for those that the device can steer.
     pub fn enable_queue(&mut self, queue: u16) -> Result<(), VmqError> {
-        let mac = self.allocated(queue)?.ok_or(VmqError::NoAddress)?;
-        if !self.filter.steer(mac, queue) {
+        let mut stations = self.allocated(queue)?.to_vec();
+        if stations.is_empty() {
+            return Err(VmqError::NoAddress);
+        }
+        stations.retain(|station| self.filter.steer(*station, queue));
+        if stations.is_empty() {
             return Err(VmqError::Device);
         }
-        self.put(queue, State::Enabled(mac));
+        self.put(queue, State::Enabled(stations));
         Ok(())
     }
 
-    /// From now on they go to the default queue. The address stays.
+    /// From now on they go to the default queue. The addresses stay.
     pub fn disable_queue(&mut self, queue: u16) -> Result<(), VmqError> {
-        let Some(State::Enabled(mac)) = self.queues.get(usize::from(queue)).copied() else {
+        let Some(State::Enabled(stations)) = self.queues.get(usize::from(queue)).cloned() else {
             return Err(VmqError::NotAllocated);
         };
-        self.filter.unsteer(mac, queue);
-        self.put(queue, State::Allocated(Some(mac)));
+        stations.iter().for_each(|station| self.filter.unsteer(*station, queue));
+        self.put(queue, State::Allocated(stations));
         Ok(())
     }
 
-    /// Whose frames come to the queue.
-    pub fn guest_of(&self, queue: u16) -> Option<MacAddr> {
+    /// The addresses whose frames come to the queue.
+    pub fn guest_of(&self, queue: u16) -> &[VlanMac] {
         match self.queues.get(usize::from(queue)) {
-            Some(State::Enabled(mac)) => Some(*mac),
-            _ => None,
+            Some(State::Enabled(stations)) => stations,
+            _ => &[],
         }
     }
 
-    fn allocated(&self, queue: u16) -> Result<Option<MacAddr>, VmqError> {
+    /// Whether frames come to the queue.
+    pub fn is_enabled(&self, queue: u16) -> bool {
+        matches!(self.queues.get(usize::from(queue)), Some(State::Enabled(_)))
+    }
+
+    fn check_free(&self, (vlan, mac): VlanMac) -> Result<(), VmqError> {
+        let is_taken = |q: &State| q.stations().contains(&(vlan, mac));
+        let is_free = mac.is_unicast_source() && !self.queues.iter().any(is_taken);
+        if is_free { Ok(()) } else { Err(VmqError::Address) }
+    }
+
+    fn allocated(&self, queue: u16) -> Result<&[VlanMac], VmqError> {
         match self.queues.get(usize::from(queue)) {
-            Some(State::Allocated(mac)) => Ok(*mac),
+            Some(State::Allocated(stations)) => Ok(stations),
             Some(State::Enabled(_)) => Err(VmqError::Enabled),
             _ => Err(VmqError::NotAllocated),
         }
@@ -173,19 +218,20 @@ impl<F: Filter> Vmq<F> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use lasthop_text::MacAddr;
     use std::collections::BTreeMap;
 
     #[derive(Debug, Default)]
     struct Nic {
-        filters: BTreeMap<MacAddr, u16>,
+        filters: BTreeMap<VlanMac, u16>,
     }
 
     impl Filter for Nic {
-        fn steer(&mut self, mac: MacAddr, queue: u16) -> bool {
-            self.filters.len() < 2 && self.filters.insert(mac, queue).is_none()
+        fn steer(&mut self, station: VlanMac, queue: u16) -> bool {
+            self.filters.len() < 2 && self.filters.insert(station, queue).is_none()
         }
-        fn unsteer(&mut self, mac: MacAddr, queue: u16) {
-            assert_eq!(self.filters.remove(&mac), Some(queue));
+        fn unsteer(&mut self, station: VlanMac, queue: u16) {
+            assert_eq!(self.filters.remove(&station), Some(queue));
         }
         fn size(&self, _: u16) -> u32 {
             256
@@ -194,7 +240,7 @@ mod tests {
 
     #[test]
     fn a_queue_s_life() {
-        let (a, b) = (MacAddr([2; 6]), MacAddr([4; 6]));
+        let (a, b, c) = ((0, MacAddr([2; 6])), (7, MacAddr([2; 6])), (0, MacAddr([6; 6])));
         let mut vmq = Vmq::new(Nic::default(), 4);
         assert_eq!((vmq.avail_queues(), vmq.get_size(1)), (3, 256));
         // The default queue is never allocated, nor is one that is not there.
@@ -204,19 +250,38 @@ mod tests {
         assert_eq!(vmq.alloc_queue(1), Ok(()));
         assert_eq!(vmq.alloc_queue(1), Err(VmqError::NotAllocated));
         assert_eq!(vmq.enable_queue(1), Err(VmqError::NoAddress));
-        assert_eq!(vmq.set_mac(1, MacAddr::BROADCAST), Err(VmqError::Address));
+        assert_eq!(vmq.set_mac(1, (0, MacAddr::BROADCAST)), Err(VmqError::Address));
         assert_eq!(vmq.set_mac(1, a), Ok(()));
-        assert_eq!(vmq.guest_of(1), None);
+        assert!(vmq.guest_of(1).is_empty());
         assert_eq!(vmq.enable_queue(1), Ok(()));
-        assert_eq!((vmq.guest_of(1), vmq.avail_queues()), (Some(a), 2));
+        assert_eq!((vmq.guest_of(1), vmq.avail_queues()), (&[a][..], 2));
         assert_eq!((vmq.free_queue(1), vmq.set_mac(1, b)), (Err(VmqError::Enabled), Err(VmqError::Enabled)));
         // Never two queues for one address.
         assert_eq!((vmq.alloc_queue(2), vmq.set_mac(2, a)), (Ok(()), Err(VmqError::Address)));
         assert_eq!((vmq.set_mac(2, b), vmq.enable_queue(2)), (Ok(()), Ok(())));
-        assert_eq!((vmq.alloc_queue(3), vmq.set_mac(3, MacAddr([6; 6]))), (Ok(()), Ok(())));
+        assert_eq!((vmq.alloc_queue(3), vmq.set_mac(3, c)), (Ok(()), Ok(())));
         assert_eq!(vmq.enable_queue(3), Err(VmqError::Device));
         assert_eq!((vmq.disable_queue(1), vmq.free_queue(1)), (Ok(()), Ok(())));
         assert_eq!(vmq.filter().filters, BTreeMap::from([(b, 2)]));
-        assert_eq!((vmq.guest_of(1), vmq.avail_queues()), (None, 1));
+        assert_eq!((vmq.guest_of(1), vmq.avail_queues()), (&[][..], 1));
+    }
+
+    #[test]
+    fn a_guest_may_have_several_addresses() {
+        let [a, b, c] = [2, 4, 6].map(|n| (0, MacAddr([n; 6])));
+        let mut vmq = Vmq::new(Nic::default(), 3);
+        assert_eq!(vmq.change_macs(1, &[a]), Err(VmqError::NotAllocated));
+        assert_eq!((vmq.alloc_queue(1), vmq.change_macs(1, &[a]), vmq.enable_queue(1)), (Ok(()), Ok(()), Ok(())));
+        // Another one is steered at once, and one that is gone no more.
+        assert_eq!((vmq.change_macs(1, &[a, b]), vmq.guest_of(1)), (Ok(()), &[a, b][..]));
+        assert_eq!((vmq.change_macs(1, &[b]), vmq.guest_of(1)), (Ok(()), &[b][..]));
+        assert_eq!(vmq.filter().filters, BTreeMap::from([(b, 1)]));
+        // What another queue has is left out, and what the device has no room for.
+        assert_eq!((vmq.alloc_queue(2), vmq.change_macs(2, &[b, a]), vmq.enable_queue(2)), (Ok(()), Ok(()), Ok(())));
+        assert_eq!((vmq.change_macs(2, &[b, a, c]), vmq.guest_of(2)), (Ok(()), &[a][..]));
+        // Without an address it stays its own.
+        assert_eq!((vmq.change_macs(1, &[]), vmq.guest_of(1)), (Ok(()), &[][..]));
+        assert_eq!((vmq.change_macs(2, &[a, c]), vmq.avail_queues()), (Ok(()), 0));
+        assert_eq!(vmq.filter().filters, BTreeMap::from([(a, 2), (c, 2)]));
     }
 }

@@ -1,11 +1,10 @@
 //! Samples load, decides, and carries it out: the main thread's part of [VMDq](super).
 
-use super::policy::{Change, Policy};
+use super::policy::{Change, Owner, Policy};
 use super::steering::{Steerer, Steering};
 use super::{Vmq, VmqError};
 use lasthop_sys::EventFd;
-use lasthop_text::MacAddr;
-use lasthop_uplink_ipc::UplinkQueue;
+use lasthop_uplink_ipc::{QueueOwner, UplinkQueue, VlanMac};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -21,8 +20,10 @@ const REST: u8 = 8;
 pub struct Manager {
     vmq: Vmq<Steerer>,
     policy: Policy,
+    /// Addresses of each port that is pinned to the device.
+    pinned: BTreeMap<u32, Vec<VlanMac>>,
     /// Frames for each address at the last sample.
-    before: BTreeMap<MacAddr, u64>,
+    before: BTreeMap<VlanMac, u64>,
     sampled: Option<Instant>,
     silent: u8,
 }
@@ -34,6 +35,7 @@ impl Manager {
         Self {
             vmq: Vmq::new(Steerer::new(steering), queues),
             policy: Policy::new(queues),
+            pinned: BTreeMap::new(),
             before: BTreeMap::new(),
             sampled: None,
             silent: 0,
@@ -57,24 +59,40 @@ impl Manager {
         self.sampled.get_or_insert(now);
     }
 
+    /// These ports have a queue of their own from now on, whatever the load, and no others; those first that are first, if there are too
+    /// few. Of a port that has said nothing yet no address is known.
+    pub fn pin(&mut self, owners: Vec<QueueOwner>, now: Instant) {
+        let ports: Vec<u32> = owners.iter().map(|owner| owner.port).collect();
+        self.pinned = owners.into_iter().map(|owner| (owner.port, owner.stations)).collect();
+        let changes = self.policy.pin(&ports);
+        self.carry_out_all(changes);
+        if !self.policy.is_at_rest() {
+            self.silent = 0;
+            self.sampled.get_or_insert(now);
+        }
+    }
+
+    fn is_pinned(pinned: &BTreeMap<u32, Vec<VlanMac>>, station: VlanMac) -> bool {
+        pinned.values().any(|stations| stations.contains(&station))
+    }
+
     /// Takes a sample if one is due, and acts on it.
     pub fn step(&mut self, now: Instant) {
         let Some(last) = self.sampled.filter(|last| now >= *last + SAMPLE) else { return };
         self.sampled = Some(now);
-        for mac in self.vmq.filter().steering().take_seen() {
-            let policy = &self.policy;
-            self.vmq.filter_mut().learn(mac, |old| policy.is_dispensable(old));
+        for station in self.vmq.filter().steering().take_seen() {
+            let (policy, pinned) = (&self.policy, &self.pinned);
+            let dispensable = |old| policy.is_dispensable(old) && !Self::is_pinned(pinned, old);
+            self.vmq.filter_mut().learn(station, dispensable);
         }
-        let counts: BTreeMap<MacAddr, u64> = self.vmq.filter().counts().collect();
-        let since =
-            |(mac, count): (&MacAddr, &u64)| (*mac, count.saturating_sub(self.before.get(mac).map_or(0, |b| *b)));
-        let arrived: Vec<(MacAddr, u64)> = counts.iter().map(since).collect();
+        let counts: BTreeMap<VlanMac, u64> = self.vmq.filter().counts().collect();
+        let since = |(of, count): (&VlanMac, &u64)| (*of, count.saturating_sub(self.before.get(of).map_or(0, |b| *b)));
+        let mut arrived: Vec<(VlanMac, u64)> = counts.iter().map(since).collect();
         let any = arrived.iter().any(|(_, packets)| *packets > 0);
         self.before = counts;
-        for change in self.policy.sample(now - last, &arrived) {
-            // The policy asks for nothing that is out of turn; if it did, the guest would stay in the default queue.
-            let _ = self.carry_out(change);
-        }
+        arrived.retain(|(of, _)| !Self::is_pinned(&self.pinned, *of));
+        let changes = self.policy.sample(now - last, &arrived);
+        self.carry_out_all(changes);
         self.silent = if any || !self.policy.is_at_rest() { 0 } else { self.silent + 1 };
         if self.silent >= REST {
             self.sampled = None;
@@ -82,17 +100,46 @@ impl Manager {
         }
     }
 
+    fn carry_out_all(&mut self, changes: Vec<Change>) {
+        for change in changes {
+            // The policy asks for nothing that is out of turn; if it did, the guest would stay in the default queue.
+            let _ = self.carry_out(change);
+        }
+        self.keep_pinned();
+    }
+
     fn carry_out(&mut self, change: Change) -> Result<(), VmqError> {
         match change {
             Change::Free(queue) => {
-                self.vmq.disable_queue(queue)?;
+                // One that was pinned may never have been enabled.
+                if self.vmq.is_enabled(queue) {
+                    self.vmq.disable_queue(queue)?;
+                }
                 self.vmq.free_queue(queue)
             }
-            Change::Give(queue, mac) => {
+            Change::Give(queue, Owner::Pinned(_)) => self.vmq.alloc_queue(queue),
+            Change::Give(queue, Owner::Busy(guest)) => {
                 self.vmq.alloc_queue(queue)?;
-                self.vmq.set_mac(queue, mac).and_then(|()| self.vmq.enable_queue(queue)).inspect_err(|_| {
+                self.vmq.set_mac(queue, guest).and_then(|()| self.vmq.enable_queue(queue)).inspect_err(|_| {
                     let _ = self.vmq.free_queue(queue);
                 })
+            }
+        }
+    }
+
+    /// The queues of pinned ports have the addresses of their ports, as far as no other queue has them still.
+    fn keep_pinned(&mut self) {
+        let owners = (1..self.vmq.filter().steering().queues()).map(|queue| (queue, self.policy.owner_of(queue)));
+        for (queue, owner) in owners.collect::<Vec<_>>() {
+            let Some(Owner::Pinned(port)) = owner else { continue };
+            let stations = self.pinned.get(&port).cloned().unwrap_or_default();
+            let (policy, pinned) = (&self.policy, &self.pinned);
+            let dispensable = |old| policy.queue_of(old) == 0 && !Self::is_pinned(pinned, old);
+            stations.iter().for_each(|station| self.vmq.filter_mut().learn(*station, dispensable));
+            let _ = self.vmq.change_macs(queue, &stations);
+            // Without an address it waits for one.
+            if !self.vmq.is_enabled(queue) && !stations.is_empty() {
+                let _ = self.vmq.enable_queue(queue);
             }
         }
     }
@@ -100,8 +147,13 @@ impl Manager {
     /// As `lasthop uplink list` shows them.
     pub fn queues(&self) -> Vec<UplinkQueue> {
         let steering = self.vmq.filter().steering();
+        let pinned = |queue| match self.policy.owner_of(queue) {
+            Some(Owner::Pinned(port)) => Some(port),
+            _ => None,
+        };
         let queue = |queue| UplinkQueue {
-            mac: self.vmq.guest_of(queue),
+            stations: self.vmq.guest_of(queue).to_vec(),
+            pinned: pinned(queue),
             size: self.vmq.get_size(queue),
             packets: steering.lane(queue).map_or(0, |lane| lane.packets.load(Relaxed)),
             dropped: steering.dropped(queue),
@@ -116,6 +168,7 @@ mod tests {
     use crate::steering::{Lane, Sources};
     use crate::table;
     use lasthop_sys::bpf::MappedValue;
+    use lasthop_text::MacAddr;
     use std::sync::atomic::Ordering::SeqCst;
 
     const SEED: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -141,12 +194,12 @@ mod tests {
         }
 
         /// What the program does with frames for this address; the queue they go to.
-        fn arrive(&self, mac: MacAddr, packets: u64) -> u64 {
+        fn arrive(&self, station: VlanMac, packets: u64) -> u64 {
             let words = self.table.words();
-            let found = table::places(SEED, mac)
+            let found = table::places(SEED, station)
                 .into_iter()
                 .map(|p| p.word())
-                .find(|at| words[*at].load(SeqCst) == table::key(mac));
+                .find(|at| words[*at].load(SeqCst) == table::key(station));
             found.map_or(0, |at| {
                 words[at + table::PACKETS_AT as usize / 8].fetch_add(packets, SeqCst);
                 words[at + table::QUEUE_AT as usize / 8].load(SeqCst)
@@ -154,27 +207,83 @@ mod tests {
         }
 
         /// Samples, in each of which so much comes for these addresses.
-        fn run(&mut self, samples: usize, load: &[(MacAddr, u64)]) {
+        fn run(&mut self, samples: usize, load: &[(VlanMac, u64)]) {
             self.steering.received(0, 1);
             self.manager.wake(self.now);
             for _ in 0..samples {
-                for (mac, packets) in load {
-                    self.arrive(*mac, *packets);
+                for (station, packets) in load {
+                    self.arrive(*station, *packets);
                 }
                 self.now += SAMPLE;
                 self.manager.step(self.now);
             }
         }
 
-        fn send_from(&mut self, mac: MacAddr) {
+        fn send_from(&mut self, station: VlanMac) {
             self.sources.refresh(&self.steering);
-            self.sources.note(mac, &self.steering);
+            self.sources.note(station, &self.steering);
         }
     }
 
-    fn mac(n: u16) -> MacAddr {
+    fn mac(n: u16) -> VlanMac {
         let [a, b] = n.to_be_bytes();
-        MacAddr([2, 0, 0, 0, a, b])
+        (0, MacAddr([2, 0, 0, 0, a, b]))
+    }
+
+    fn owner(port: u32, stations: &[VlanMac]) -> QueueOwner {
+        QueueOwner { port, stations: stations.to_vec() }
+    }
+
+    #[test]
+    fn one_address_in_two_vlans_is_two_guests() {
+        let mut device = Device::new(3);
+        let [one, other, untagged] = [10, 20, 0].map(|vlan| (vlan, mac(1).1));
+        [one, other].into_iter().for_each(|guest| device.send_from(guest));
+        device.run(10, &[(one, 1000), (other, 900), (untagged, 5000)]);
+        assert_eq!([one, other, untagged].map(|guest| device.arrive(guest, 0)), [1, 2, 0]);
+    }
+
+    #[test]
+    fn a_pinned_port_has_its_queue_without_load() {
+        let mut device = Device::new(3);
+        device.send_from(mac(1));
+        device.send_from(mac(2));
+        device.run(10, &[(mac(1), 1000), (mac(2), 900)]);
+        // Two addresses, one of which has a queue because it is busy; that queue is not freed for the port.
+        device.manager.pin(vec![owner(5, &[mac(2), mac(7)])], device.now);
+        device.run(3, &[(mac(1), 1000), (mac(2), 900)]);
+        let has = |device: &Device| [mac(1), mac(2), mac(7)].map(|guest| device.arrive(guest, 0));
+        assert_eq!(has(&device), [1, 2, 2]);
+        // Hours without a frame, and one that is far busier.
+        device.run(60, &[]);
+        device.send_from(mac(3));
+        device.run(40, &[(mac(1), 10_000), (mac(3), 9000)]);
+        assert_eq!((has(&device), device.arrive(mac(3), 0)), ([1, 2, 2], 0));
+        let shown = device.manager.queues();
+        assert_eq!((shown[2].pinned, &shown[2].stations[..]), (Some(5), &[mac(2), mac(7)][..]));
+        // Its address is another one's now, and then nobody's.
+        device.manager.pin(vec![owner(5, &[mac(7)])], device.now);
+        assert_eq!(has(&device), [1, 0, 2]);
+        device.manager.pin(Vec::new(), device.now);
+        device.run(1, &[]);
+        assert_eq!(has(&device), [1, 0, 0]);
+    }
+
+    /// At rest nothing comes that would have anybody look.
+    #[test]
+    fn a_port_is_pinned_at_rest_and_may_have_no_address_yet() {
+        let mut device = Device::new(2);
+        device.manager.pin(vec![owner(5, &[])], device.now);
+        assert_eq!(device.manager.queues()[1].pinned, Some(5));
+        device.send_from(mac(1));
+        device.run(10, &[(mac(1), 1000)]);
+        assert_eq!(device.arrive(mac(1), 0), 0, "the queue is another's");
+        device.manager.pin(vec![owner(5, &[mac(9)])], device.now);
+        assert_eq!(device.arrive(mac(9), 0), 1);
+        device.manager.pin(vec![owner(6, &[mac(1)])], device.now);
+        assert_eq!(device.arrive(mac(9), 0), 0);
+        device.run(2, &[]);
+        assert_eq!(device.arrive(mac(1), 0), 1);
     }
 
     #[test]
@@ -183,7 +292,10 @@ mod tests {
         device.send_from(mac(1));
         device.run(10, &[(mac(1), 1000), (mac(2), 100_000)]);
         assert_eq!((device.arrive(mac(1), 0), device.arrive(mac(2), 0)), (1, 0));
-        assert_eq!(device.manager.queues().iter().map(|q| q.mac).collect::<Vec<_>>(), [None, Some(mac(1)), None]);
+        assert_eq!(
+            device.manager.queues().iter().map(|q| q.stations.first().copied()).collect::<Vec<_>>(),
+            [None, Some(mac(1)), None]
+        );
         // Once the switch sends from it, it is a guest.
         device.send_from(mac(2));
         device.run(10, &[(mac(1), 1000), (mac(2), 100_000)]);

@@ -2,7 +2,7 @@
 //!
 //! | who | does |
 //! |---|---|
-//! | the XDP program | looks up the destination address, counts, chooses the queue |
+//! | the XDP program | looks up the VLAN and the destination address, counts, chooses the queue |
 //! | an engine that sends | tells of addresses that the switch sends from: only they can get a queue |
 //! | the main thread | samples the counts, decides, writes the table |
 //! | an engine that receives | counts; a queue that has just been given away waits for the default queue, so that nothing overtakes |
@@ -12,6 +12,7 @@ use super::table::{self, Entry, Table};
 use lasthop_sys::EventFd;
 use lasthop_sys::bpf::MappedValue;
 use lasthop_text::MacAddr;
+use lasthop_uplink_ipc::VlanMac;
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
@@ -69,7 +70,7 @@ pub struct Steering {
     table: MappedValue,
     seed: u64,
     lanes: Vec<Lane>,
-    seen: Mutex<Vec<MacAddr>>,
+    seen: Mutex<Vec<VlanMac>>,
     /// Counts how often addresses were forgotten: engines tell of all of them anew.
     forgotten: AtomicU32,
     /// The main thread looks no more until somebody wakes it.
@@ -132,7 +133,7 @@ impl Steering {
     }
 
     /// The addresses that were seen since the last call.
-    pub fn take_seen(&self) -> Vec<MacAddr> {
+    pub fn take_seen(&self) -> Vec<VlanMac> {
         std::mem::take(&mut *self.seen.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
@@ -188,15 +189,15 @@ impl Sources {
     }
 
     /// The switch sends from this address. It waits for nobody: what cannot be told now is told with the next packet.
-    pub fn note(&mut self, mac: MacAddr, steering: &Steering) {
-        let key = table::key(mac);
-        let mixed = key ^ key >> 24;
+    pub fn note(&mut self, station: VlanMac, steering: &Steering) {
+        let key = table::key(station);
+        let mixed = key ^ key >> 24 ^ key >> 48;
         let Some(known) = self.known.get_mut((mixed ^ mixed >> 12) as usize % 64).filter(|known| **known != key) else {
             return;
         };
         let Ok(mut seen) = steering.seen.try_lock() else { return };
         if seen.len() < SEEN {
-            seen.push(mac);
+            seen.push(station);
             *known = key;
         }
     }
@@ -206,7 +207,7 @@ impl Sources {
 #[derive(Debug)]
 pub struct Steerer {
     steering: Arc<Steering>,
-    entries: BTreeMap<MacAddr, Entry>,
+    entries: BTreeMap<VlanMac, Entry>,
 }
 
 impl Steerer {
@@ -225,42 +226,42 @@ impl Steerer {
     }
 
     /// An address can be steered from now on. Where there is no room, one that is `dispensable` is forgotten.
-    pub fn learn(&mut self, mac: MacAddr, dispensable: impl Fn(MacAddr) -> bool) {
-        if !mac.is_unicast_source() || self.entries.contains_key(&mac) {
+    pub fn learn(&mut self, station: VlanMac, dispensable: impl Fn(VlanMac) -> bool) {
+        if !station.1.is_unicast_source() || self.entries.contains_key(&station) {
             return;
         }
-        let places = table::places(self.steering.seed, mac);
-        let occupied: Vec<(MacAddr, Entry)> =
-            self.entries.iter().map(|(m, e)| (*m, *e)).filter(|(_, e)| places.contains(e)).collect();
+        let places = table::places(self.steering.seed, station);
+        let occupied: Vec<(VlanMac, Entry)> =
+            self.entries.iter().map(|(of, e)| (*of, *e)).filter(|(_, e)| places.contains(e)).collect();
         let free = places.into_iter().find(|place| occupied.iter().all(|(_, e)| e != place));
         let place = free.or_else(|| {
-            let (old, entry) = occupied.into_iter().find(|(m, _)| dispensable(*m))?;
+            let (old, entry) = occupied.into_iter().find(|(of, _)| dispensable(*of))?;
             self.entries.remove(&old);
             self.steering.forget();
             Some(entry)
         });
         if let Some(place) = place {
-            self.table().insert(place, mac);
-            self.entries.insert(mac, place);
+            self.table().insert(place, station);
+            self.entries.insert(station, place);
         }
     }
 
     /// All addresses that can be steered, and how many frames came for each since it was learned.
-    pub fn counts(&self) -> impl Iterator<Item = (MacAddr, u64)> {
-        self.entries.iter().map(|(mac, entry)| (*mac, self.table().packets(*entry)))
+    pub fn counts(&self) -> impl Iterator<Item = (VlanMac, u64)> {
+        self.entries.iter().map(|(station, entry)| (*station, self.table().packets(*entry)))
     }
 }
 
 impl Filter for Steerer {
-    fn steer(&mut self, mac: MacAddr, queue: u16) -> bool {
-        let (Some(entry), Some(lane)) = (self.entries.get(&mac), self.steering.lane(queue)) else { return false };
+    fn steer(&mut self, station: VlanMac, queue: u16) -> bool {
+        let (Some(entry), Some(lane)) = (self.entries.get(&station), self.steering.lane(queue)) else { return false };
         lane.held.store(true, Release);
         self.table().steer(*entry, queue);
         true
     }
 
-    fn unsteer(&mut self, mac: MacAddr, queue: u16) {
-        if let Some(entry) = self.entries.get(&mac) {
+    fn unsteer(&mut self, station: VlanMac, queue: u16) {
+        if let Some(entry) = self.entries.get(&station) {
             self.table().steer(*entry, 0);
         }
         if let Some(lane) = self.steering.lane(queue) {
@@ -271,5 +272,34 @@ impl Filter for Steerer {
 
     fn size(&self, queue: u16) -> u32 {
         self.steering.lane(queue).map_or(0, |lane| lane.size)
+    }
+}
+
+/// The VLAN and the source address of a frame, of its bytes from the source address on: 10 of them.
+pub fn station(bytes: [u8; 10]) -> VlanMac {
+    let [a, b, c, d, e, f, kind @ .., high, low] = bytes;
+    let tagged = matches!(u16::from_be_bytes(kind), 0x8100 | 0x88a8);
+    let vlan = if tagged { u16::from_be_bytes([high, low]) & 0x0fff } else { 0 };
+    (vlan, MacAddr([a, b, c, d, e, f]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_frame_s_vlan_is_its_outer_tag_s() {
+        let mac = [2, 3, 4, 5, 6, 7];
+        let of = |kind: [u8; 2], tag: [u8; 2]| {
+            let mut bytes = [0; 10];
+            bytes[..6].copy_from_slice(&mac);
+            bytes[6..8].copy_from_slice(&kind);
+            bytes[8..].copy_from_slice(&tag);
+            station(bytes)
+        };
+        assert_eq!(of([0x81, 0], [0xe1, 0x2c]), (0x12c, MacAddr(mac)));
+        assert_eq!(of([0x88, 0xa8], [0x0f, 0xff]), (0xfff, MacAddr(mac)));
+        // A priority alone is no VLAN, nor is what another type has there.
+        assert_eq!([of([0x81, 0], [0xe0, 0]), of([8, 0], [0x45, 0])], [(0, MacAddr(mac)); 2]);
     }
 }

@@ -1,10 +1,10 @@
-//! Destination address → queue, and how many frames came for it: a hash table in memory that the XDP program looks up for
-//! each frame, and this process fills. No system call is needed for either, so the sandbox stays as it is.
+//! VLAN and destination address → queue, and how many frames came for them: a hash table in memory that the XDP program looks up
+//! for each frame, and this process fills. No system call is needed for either, so the sandbox stays as it is.
 //!
 //! Buckets of [`WAYS`] entries; an address may lie in its own bucket only. Hashes are multiplied by a random number, so that
 //! nobody can choose addresses that crowd somebody else's bucket.
 
-use lasthop_text::MacAddr;
+use lasthop_uplink_ipc::VlanMac;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
@@ -24,18 +24,24 @@ pub const ENTRY_BYTES: i32 = 8 * ENTRY_WORDS as i32;
 pub const BUCKET_SHIFT: u8 = (WAYS * ENTRY_WORDS * 8).trailing_zeros() as u8;
 /// Bytes of the table.
 pub const BYTES: usize = (1 << BUCKET_BITS) * WAYS * ENTRY_WORDS * 8;
-/// Set in every key, so that none is 0.
-pub const VALID: u64 = 1 << 48;
+/// By how many bits a tag's VLAN is shifted in a key: it is behind the address.
+pub const VLAN_SHIFT: u8 = 48;
+/// The bits of a tag that are its VLAN (IEEE 802.1Q, 9.6), of a half word as the program loads it.
+pub const VID: u16 = u16::from_be(0x0fff);
+/// A bit of the tag that is no part of its VLAN is set in every key instead, so that none is 0.
+pub const VALID: u64 = (u16::from_be(0x8000) as u64) << VLAN_SHIFT;
 
-/// The address as the program loads it: four bytes and two, each in the host's order.
-pub fn key(mac: MacAddr) -> u64 {
+/// The address as the program loads it: four bytes and two, each in the host's order, and so the VLAN of the tag. VLAN 0: without a
+/// tag, or with one that has a priority alone.
+pub fn key((vlan, mac): VlanMac) -> u64 {
     let [a, b, c, d, e, f] = mac.0;
-    u64::from(u32::from_ne_bytes([a, b, c, d])) | u64::from(u16::from_ne_bytes([e, f])) << 32 | VALID
+    let vid = u64::from(vlan.to_be() & VID) << VLAN_SHIFT;
+    u64::from(u32::from_ne_bytes([a, b, c, d])) | u64::from(u16::from_ne_bytes([e, f])) << 32 | vid | VALID
 }
 
 /// First word of the address's bucket.
-fn bucket(seed: u64, mac: MacAddr) -> usize {
-    (key(mac).wrapping_mul(seed) >> (64 - BUCKET_BITS)) as usize * WAYS * ENTRY_WORDS
+fn bucket(seed: u64, station: VlanMac) -> usize {
+    (key(station).wrapping_mul(seed) >> (64 - BUCKET_BITS)) as usize * WAYS * ENTRY_WORDS
 }
 
 /// An entry's first word.
@@ -51,8 +57,8 @@ impl Entry {
 }
 
 /// The entries an address may lie in.
-pub fn places(seed: u64, mac: MacAddr) -> [Entry; WAYS] {
-    let first = bucket(seed, mac);
+pub fn places(seed: u64, station: VlanMac) -> [Entry; WAYS] {
+    let first = bucket(seed, station);
     std::array::from_fn(|i| Entry(first + i * ENTRY_WORDS))
 }
 
@@ -66,7 +72,7 @@ impl Table<'_> {
     }
 
     /// The entry is the address's, on the default queue.
-    pub fn insert(&self, entry: Entry, mac: MacAddr) {
+    pub fn insert(&self, entry: Entry, station: VlanMac) {
         self.remove(entry);
         for bytes in [QUEUE_AT, PACKETS_AT] {
             if let Some(word) = self.word(entry, bytes) {
@@ -74,7 +80,7 @@ impl Table<'_> {
             }
         }
         if let Some(word) = self.word(entry, 0) {
-            word.store(key(mac), Release);
+            word.store(key(station), Release);
         }
     }
 
@@ -101,6 +107,18 @@ impl Table<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use lasthop_text::MacAddr;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn an_address_has_another_key_in_each_vlan() {
+        let mac = MacAddr([0xff, 0xfe, 3, 4, 0xfd, 0xfc]);
+        let keys: BTreeSet<_> = (0..4096).map(|vlan| key((vlan, mac))).collect();
+        assert_eq!(keys.len(), 4096);
+        // What the program loads of a frame with a tag: its priority is none of the key's.
+        let loaded = u64::from(u16::from_ne_bytes([0xba, 0xbc]) & VID) << VLAN_SHIFT;
+        assert_eq!(loaded | VALID | key((0, mac)), key((0x0abc, mac)));
+    }
 
     #[test]
     fn addresses_spread_over_the_buckets() {
@@ -108,10 +126,10 @@ mod tests {
         let mut filled = [0u32; 1 << BUCKET_BITS];
         for n in 0..256u16 {
             let [a, b] = n.to_be_bytes();
-            filled[bucket(seed, MacAddr([0x52, 0x54, 0, 0x12, a, b])) / (WAYS * ENTRY_WORDS)] += 1;
+            filled[bucket(seed, (n % 2, MacAddr([0x52, 0x54, 0, 0x12, a, b]))) / (WAYS * ENTRY_WORDS)] += 1;
         }
         assert!(filled.iter().all(|n| *n <= WAYS as u32), "{filled:?}");
-        let last = places(seed, MacAddr([0xff; 6]))[WAYS - 1];
+        let last = places(seed, (4095, MacAddr([0xff; 6])))[WAYS - 1];
         assert!(last.0 + ENTRY_WORDS <= BYTES / 8);
     }
 }

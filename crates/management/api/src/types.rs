@@ -271,8 +271,13 @@ pub struct Uplink {
 pub struct GuestQueue {
     /// Its number.
     pub queue: u16,
-    /// The Ethernet address of the guest that has it; none for the default queue and for one that is free.
+    /// The Ethernet address of the guest that has it; none for the default queue and for one that is free. Of a guest with several the
+    /// first.
     pub mac: Option<String>,
+    /// The VLAN of that address, if it has one.
+    pub vlan: Option<u16>,
+    /// The port that has it whatever the load, because it was told so (`queue-of`).
+    pub port: Option<String>,
     /// Packets that its rings can keep.
     pub size: u32,
     /// Packets from the network that it carried.

@@ -455,6 +455,9 @@ pub enum ControlToSupervisor {
         /// Who lives at ports that are not uplinks.
         macs: Vec<VlanMac>,
     },
+    /// The addresses behind each port that has a queue of its own at an uplink, at most
+    /// [`OWNED_STATIONS`](lasthop_uplink_ipc::OWNED_STATIONS) of each. Said again when they are others.
+    Owners(Vec<(PortId, Vec<VlanMac>)>),
     /// Nothing that was sent to this uplink has been taken, though there was something all the time. Said again as long as it
     /// goes on.
     TakesNothing {

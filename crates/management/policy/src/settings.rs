@@ -1,5 +1,7 @@
 //! What a port is told to do, beside access lists: its VLANs, whose addresses it may use, whom it talks to.
 
+mod values;
+
 use crate::acl::Prefix;
 use crate::batch::Batch;
 use crate::membership::Membership;
@@ -11,14 +13,10 @@ use lasthop_text::parse_mac;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::net::IpAddr;
+use values::{connections, grants, max_ring, nat_ports, priority, weight};
 
 /// Most Ethernet addresses, and most IP addresses, of one port: each packet that meets no flow is compared with all.
 pub const MAX_ADDRESSES: usize = 64;
-
-/// Fewest ranges of I/O addresses: the rings of all queues lie in fewer pages.
-const MIN_GRANTS: u32 = 512;
-/// Most of them: some 50 MB in the port's session process.
-const MAX_GRANTS: u32 = 1 << 18;
 
 /// Settings of a port. The default is a port of a learning switch that needs no configuration. As text, in files too, names and values as
 /// people write them: `vlan=10 isolated=on`.
@@ -72,6 +70,8 @@ pub struct PortSettings {
     pub snooping: bool,
     /// Addresses that live there, whether or not they say anything, and nowhere else. Of uplinks too.
     pub static_macs: Vec<StaticMac>,
+    /// The uplink at which it has a queue of its own, whatever the load.
+    pub queue_of: Option<String>,
 }
 
 /// Names of settings, as [`PortSettings::change`] and the option `--port` know them.
@@ -99,6 +99,7 @@ pub const SETTINGS: &[&str] = &[
     "link",
     "snooping",
     STATIC_MAC,
+    QUEUE_OF,
 ];
 
 /// Those of them that the switch carries out by itself: they hold whoever decides about packets.
@@ -111,6 +112,9 @@ pub const STATIC_MAC: &str = "static-mac";
 
 /// The settings that uplinks have, too.
 pub const OF_UPLINKS: &[&str] = &["rate-to", STATIC_MAC];
+
+/// The one that needs an uplink with room for it.
+pub const QUEUE_OF: &str = "queue-of";
 
 /// Those of them that are on or off.
 pub const FLAGS: &[&str] = &["isolated", "no-dhcp-server", "no-ra", "snooping"];
@@ -167,6 +171,7 @@ impl PortSettings {
             "snooping" => self.snooping = on(value)?,
             "link" => self.link_down = link(value)?,
             STATIC_MAC => self.set_static(value, first)?,
+            QUEUE_OF => self.queue_of = queue_of(value)?,
             "mac" => list(&mut self.macs, value, first, own_address)?,
             "addr" => list(&mut self.addrs, value, first, address)?,
             _ => return Err(format!("there is no such setting; there are {}", SETTINGS.join(", "))),
@@ -288,6 +293,7 @@ impl PortSettings {
             self.link_down.then(|| "down".to_owned()),
             flag(self.snooping),
             joined(self.static_macs.iter().map(|entry| text(entry)).collect()),
+            self.queue_of.clone(),
         ];
         SETTINGS.iter().zip(values).filter_map(|(name, value)| value.map(|value| (*name, value))).collect()
     }
@@ -389,37 +395,12 @@ fn min_rate(value: &str) -> Result<Option<Rate>, String> {
     }
 }
 
-fn connections(value: &str) -> Result<u32, String> {
-    let most = *crate::CONNECTIONS_RANGE.end() as u32;
-    let number = value.parse().ok().filter(|n| (1..=most).contains(n));
-    number.ok_or_else(|| format!("write a number of connections from 1 to {most}, or none for the default"))
-}
-
-fn nat_ports(value: &str) -> Result<u32, String> {
-    let number = value.parse().ok().filter(|n| (1..=65_535).contains(n));
-    number.ok_or_else(|| "write a number of ports from 1 to 65535, or none for the default".to_owned())
-}
-
-fn grants(value: &str) -> Result<u32, String> {
-    let number = value.parse().ok().filter(|n| (MIN_GRANTS..=MAX_GRANTS).contains(n));
-    number.ok_or_else(|| format!("write a number of ranges from {MIN_GRANTS} to {MAX_GRANTS}, or none for the default"))
-}
-
-fn max_ring(value: &str) -> Result<u16, String> {
-    let number = value.parse().ok().filter(|n| (64..=32_768).contains(n));
-    number.ok_or_else(|| "write a number of entries from 64 to 32768, or none for no bound".to_owned())
-}
-
-fn weight(value: &str) -> Result<u16, String> {
-    let number = value.parse().ok().filter(|n| (1..=1000).contains(n));
-    number.ok_or_else(|| {
-        format!("write a share from 1 to 1000, or none for the default, {}", lasthop_types::DEFAULT_WEIGHT)
-    })
-}
-
-fn priority(value: &str) -> Result<u8, String> {
-    let number = value.parse().ok().filter(|n| (0..=2).contains(n));
-    number.ok_or_else(|| "write 0, 1 or 2 (above all others), or none for the default, 0".to_owned())
+fn queue_of(value: &str) -> Result<Option<String>, String> {
+    if is_none(value) {
+        return Ok(None);
+    }
+    crate::check_name(value).map_err(|e| format!("{e}; write the name of an uplink, {OR_NONE}"))?;
+    Ok(Some(value.to_owned()))
 }
 
 /// `off` is a value here.

@@ -4,7 +4,7 @@
 //! Rows of 64 bytes: a name, filled up with zeros, and a number, little-endian. The first five are what was carried, each row
 //! behind them counts packets that were dropped for the reason it is named after.
 
-use crate::{UplinkCounters, UplinkDrops, UplinkToSupervisor};
+use crate::{OWNED_STATIONS, UplinkCounters, UplinkDrops, UplinkToSupervisor};
 
 /// Bytes of the page.
 pub const COUNTERS_PAGE: usize = 4096;
@@ -44,6 +44,7 @@ impl UplinkToSupervisor {
                 counters.drops.retain(|drops| is_name(drops.reason.as_bytes()));
                 counters.drops.truncate(MAX_REASONS);
                 counters.queues.truncate(MAX_QUEUES);
+                counters.queues.iter_mut().for_each(|queue| queue.stations.truncate(OWNED_STATIONS));
             }
             Self::Keep | Self::Heard { .. } => {}
         }
@@ -77,6 +78,7 @@ impl UplinkCounters {
 mod tests {
     use super::*;
     use crate::UplinkQueue;
+    use lasthop_text::MacAddr;
 
     #[test]
     fn what_a_taken_over_uplink_says_is_short_and_readable() {
@@ -85,7 +87,7 @@ mod tests {
         let hostile = ["\x1b]0;owned\x07", "two\nlines", "two words", "", &"x".repeat(57)].map(drops);
         let counters = UplinkCounters {
             drops: hostile.into_iter().chain(many).collect(),
-            queues: vec![UplinkQueue::default(); 1000],
+            queues: vec![UplinkQueue { stations: vec![(1, MacAddr([2; 6])); 99], ..UplinkQueue::default() }; 1000],
             ..UplinkCounters::default()
         };
         let UplinkToSupervisor::Pong { number: 3, counters } =
@@ -94,6 +96,7 @@ mod tests {
             panic!("another message");
         };
         assert_eq!((counters.drops.len(), counters.queues.len()), (MAX_REASONS, MAX_QUEUES));
+        assert_eq!(counters.queues[0].stations.len(), OWNED_STATIONS);
         assert_eq!(counters.drops[0], drops("reason0"), "what is no name of a reason is left out");
         let failed = UplinkToSupervisor::Failed("no\x1b[2J\n".to_owned() + &"x".repeat(9000)).bounded();
         let UplinkToSupervisor::Failed(why) = failed else { panic!("another message") };

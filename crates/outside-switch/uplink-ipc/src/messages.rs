@@ -35,7 +35,21 @@ pub enum SupervisorToUplink {
     /// The network outside is to learn that these addresses, at most [`MACS_PART`], are to be found here now. Whoever only
     /// listens ignores it.
     Announce(Vec<VlanMac>),
+    /// These ports, and no others, have a queue of their own here whatever the load. After `Ready`, and after every change.
+    Owners(Vec<QueueOwner>),
 }
+
+/// A port that has a queue of its own at an uplink because somebody says so.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QueueOwner {
+    /// Its number.
+    pub port: u32,
+    /// The addresses that are known to be behind it, at most [`OWNED_STATIONS`].
+    pub stations: Vec<VlanMac>,
+}
+
+/// Most addresses whose frames go to one queue.
+pub const OWNED_STATIONS: usize = 16;
 
 /// Random bytes that nobody can guess.
 pub type Token = [u8; 16];
@@ -189,8 +203,10 @@ pub struct UplinkCounters {
 /// A queue that a guest can have for itself. The first is the default queue, which is shared.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UplinkQueue {
-    /// The guest that has it.
-    pub mac: Option<MacAddr>,
+    /// The addresses of the guest that has it, as far as they are known.
+    pub stations: Vec<VlanMac>,
+    /// The port that has it because somebody says so.
+    pub pinned: Option<u32>,
     /// Packets that it can keep.
     pub size: u32,
     /// Packets from the network that it carried.

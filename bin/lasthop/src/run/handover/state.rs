@@ -23,6 +23,7 @@ use lasthop_ipc::RateLimit;
 use lasthop_log::levels;
 use lasthop_policy::{Mirror, PortSettings};
 use lasthop_sys::CpuList;
+use lasthop_uplink_ipc::VlanMac;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ffi::OsString;
@@ -63,6 +64,9 @@ pub struct State {
     #[serde(default)]
     weights: BTreeMap<u32, u32>,
     settings: BTreeMap<String, PortSettings>,
+    /// Addresses behind ports that have queues of their own.
+    #[serde(default)]
+    stations: BTreeMap<u32, Vec<VlanMac>>,
     limited: BTreeMap<String, [Option<RateLimit>; 2]>,
     mirrors: Vec<Mirror>,
     lists: String,
@@ -147,6 +151,7 @@ impl Supervisor {
             away: self.links.as_ref().map(|links| links.away().clone()).unwrap_or_default(),
             weights: self.weights.clone(),
             settings: self.settings.clone(),
+            stations: self.stations.clone(),
             limited: self.limited.clone(),
             mirrors: self.mirrors.clone(),
             lists: String::from_utf8_lossy(&self.lists).into_owned(),
@@ -214,6 +219,8 @@ impl Supervisor {
             *segments = Segments::resumed(state, taker);
         }
         supervisor.limited = state.limited;
+        supervisor.stations = state.stations;
+        supervisor.tell_owners();
         supervisor.port_threads = state.port_threads;
         supervisor.control_level = state.control_level;
         if supervisor.cgroup_accounting.is_some() {

@@ -9,10 +9,12 @@ pub(super) fn add(sum: &mut UplinkCounters, more: UplinkCounters) {
     sum.from_network_packets += more.from_network_packets;
     sum.from_network_bytes += more.from_network_bytes;
     // Whose queues they were goes with the process that gave them away.
-    sum.queues.iter_mut().for_each(|queue| queue.mac = None);
+    for queue in &mut sum.queues {
+        (queue.stations, queue.pinned) = (Vec::new(), None);
+    }
     sum.queues.resize_with(sum.queues.len().max(more.queues.len()), Default::default);
     for (sum, more) in sum.queues.iter_mut().zip(more.queues) {
-        (sum.mac, sum.size) = (more.mac, more.size);
+        (sum.stations, sum.pinned, sum.size) = (more.stations, more.pinned, more.size);
         sum.packets += more.packets;
         sum.dropped += more.dropped;
     }

@@ -22,10 +22,9 @@ use frames::{deliver, deliver_merged, take_frames};
 use inbox::{Home, Inbox, Inboxes};
 use lasthop_aggregation::{BURST, Merger, SNAPSHOT};
 use lasthop_frame::{VnetHdr, sum};
-use lasthop_guest_queues::steering::{Lane, Sources, Steering};
+use lasthop_guest_queues::steering::{Lane, Sources, Steering, station};
 use lasthop_guestmem::GuestSlice;
 use lasthop_sys::EventFd;
-use lasthop_text::MacAddr;
 use lasthop_uplink_ipc::UplinkDriver;
 use lasthop_vhostuser::Features;
 use program::XdpProgram;
@@ -240,9 +239,9 @@ impl Xdp {
                 break;
             }
             if let Some(steering) = steering
-                && let Some(source) = pair.bytes((at + VNET + 6, 6)).read_array(0)
+                && let Some(bytes) = pair.bytes((at + VNET + 6, 10)).read_array(0)
             {
-                sources.note(MacAddr(source), steering);
+                sources.note(station(bytes), steering);
             }
             (done, sent, bytes) = (done + 1, sent + 1, bytes + (len - VNET) as u64);
         }

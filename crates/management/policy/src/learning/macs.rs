@@ -4,6 +4,7 @@ use super::Learning;
 use crate::flows::Cause;
 use crate::mactable::Entry;
 use crate::{Effects, PortSettings, StaticMac};
+use lasthop_frame::{FlowKey, FlowMask};
 use lasthop_text::MacAddr;
 use lasthop_types::PortId;
 
@@ -21,6 +22,13 @@ impl Learning {
             }
             self.refresh_destination(vlan, mac, now_ms, out);
         }
+    }
+
+    /// The source of a frame with this key, in the VLAN that it belongs to, if it lives at the port that the frame comes from.
+    pub fn source_of(&self, key: &FlowKey) -> Option<(u16, MacAddr)> {
+        let vlan = self.member(key.port()).enters(key, &mut FlowMask::default())?;
+        let mac = MacAddr(key.eth_src);
+        self.macs.get(vlan, mac).filter(|e| e.port == key.port()).map(|_| (vlan, mac))
     }
 
     /// The static address as its port was told it, and that port.

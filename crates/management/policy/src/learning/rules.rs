@@ -72,6 +72,7 @@ impl Learning {
             tx_batch: None,
             rx_batch: None,
             static_macs: Vec::new(),
+            queue_of: None,
             ..of.clone()
         };
         if self.is_in_use(id) && as_flows_see(&settings) != as_flows_see(&before) {

@@ -70,7 +70,7 @@ fn what_is_taken_back_and_was_not_there_opens_nothing() {
 
 #[test]
 fn off_takes_every_setting_back() {
-    let all = "isolated=on mac=52:54:00:00:00:01 addr=10.0.0.1 no-dhcp-server=on no-ra=on rate-from=1M rate-to=2M min-rate=1M storm=3M connections=5 nat-ports=6 grants=1000 max-ring=256 weight=300 priority=2 link=down snooping=on static-mac=52:54:00:00:00:07 tx-batch=9,9 rx-batch=off";
+    let all = "isolated=on mac=52:54:00:00:00:01 addr=10.0.0.1 no-dhcp-server=on no-ra=on rate-from=1M rate-to=2M min-rate=1M storm=3M connections=5 nat-ports=6 grants=1000 max-ring=256 weight=300 priority=2 link=down snooping=on static-mac=52:54:00:00:00:07 tx-batch=9,9 rx-batch=off queue-of=net";
     for before in [set(&format!("{all} vlan=10")), set(&format!("{all} trunk=10 native=1"))] {
         for word in ["none", "off"] {
             let instead = |name: &str| match name {
@@ -127,6 +127,7 @@ fn what_is_wrong_is_said_with_what_to_write() {
         ("weight=0", "write a share from 1 to 1000, or none for the default, 100"),
         ("weight=1001", "from 1 to 1000"),
         ("priority=3", "write 0, 1 or 2 (above all others), or none for the default, 0"),
+        ("queue-of=a,b", "write the name of an uplink, or none to take it back"),
         ("max-ring=63", "a number of entries from 64 to 32768, or none for no bound"),
         ("max-ring=65536", "from 64 to 32768"),
         ("link=on", "write up or down"),

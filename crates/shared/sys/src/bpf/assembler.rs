@@ -124,6 +124,11 @@ impl Assembler {
         self.emit(0x4f, dst, src, 0, 0);
     }
 
+    /// `dst &= value`, sign-extended.
+    pub fn and_value(&mut self, dst: Reg, value: i32) {
+        self.emit(0x57, dst, Reg(0), 0, value);
+    }
+
     /// `dst <<= bits`
     pub fn shift_left(&mut self, dst: Reg, bits: u8) {
         self.emit(0x67, dst, Reg(0), 0, i32::from(bits));

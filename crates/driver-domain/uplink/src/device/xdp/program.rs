@@ -1,14 +1,16 @@
 //! The XDP program that hands an interface's frames to AF_XDP sockets, and its maps.
 //!
 //! ```text
-//! let pair = queues of the table [destination address], which counts the frame, or 0;
+//! let pair = queues of the table [VLAN of the tag or 0, destination address], which counts the frame, or 0;
 //! return bpf_redirect_map(&sockets, ctx->rx_queue_index * pairs + pair, XDP_PASS);
 //! ```
 //!
 //! The kernel gives a frame only to a socket of the queue it came in on. So every queue of the interface has a socket for
 //! every queue pair. With one queue there is nothing to look up.
 
-use lasthop_guest_queues::table::{BUCKET_BITS, BUCKET_SHIFT, BYTES, ENTRY_BYTES, PACKETS_AT, QUEUE_AT, VALID, WAYS};
+use lasthop_guest_queues::table::{
+    BUCKET_BITS, BUCKET_SHIFT, BYTES, ENTRY_BYTES, PACKETS_AT, QUEUE_AT, VALID, VID, VLAN_SHIFT, WAYS,
+};
 use lasthop_sys::bpf::assembler::{Assembler, Helper, Reg, Width};
 use lasthop_sys::bpf::{BpfMap, BpfProgram, MapKind, MappedValue, ProgramKind};
 use rustix::io::Errno;
@@ -24,6 +26,8 @@ const KEY: usize = size_of::<u32>();
 const SOCKET: usize = size_of::<i32>();
 /// For queues without a socket.
 const XDP_PASS: u64 = 2;
+/// Types of frames whose next two bytes are a tag (IEEE 802.1Q, 9.5), as the program loads them.
+const TAGS: [i32; 2] = [u16::from_be(0x8100) as i32, u16::from_be(0x88a8) as i32];
 
 /// Where the program looks addresses up.
 #[derive(Debug)]
@@ -54,6 +58,7 @@ fn instructions(sockets: i32, pairs: u16, lookup: Option<&Lookup>) -> Option<Vec
             a.shift_left(KEY, 32);
             a.load(Width::Word, Reg(3), Reg(4), 0);
             a.or(KEY, Reg(3));
+            key_of_tag(&mut a, KEY);
             a.set(Reg(3), VALID);
             a.or(KEY, Reg(3));
             a.copy(Reg(4), KEY);
@@ -86,6 +91,23 @@ fn instructions(sockets: i32, pairs: u16, lookup: Option<&Lookup>) -> Option<Vec
     a.call(Helper::RedirectMap);
     a.exit_with_result();
     a.finish()
+}
+
+/// The VLAN of a frame with a tag becomes part of the key. The frame begins at register 4 and ends at 5.
+fn key_of_tag(a: &mut Assembler, key: Reg) {
+    let (tagged, without) = (a.label(), a.label());
+    a.load(Width::Half, Reg(3), Reg(4), 12);
+    TAGS.iter().for_each(|tag| a.jump_eq(Reg(3), *tag, tagged));
+    a.jump(without);
+    a.place(tagged);
+    a.copy(Reg(3), Reg(4));
+    a.add_value(Reg(3), 16);
+    a.jump_above(Reg(3), Reg(5), without);
+    a.load(Width::Half, Reg(3), Reg(4), 14);
+    a.and_value(Reg(3), VID.into());
+    a.shift_left(Reg(3), VLAN_SHIFT);
+    a.or(key, Reg(3));
+    a.place(without);
 }
 
 /// An attached program. The interface loses it with this.

@@ -1,0 +1,101 @@
+//! Ports that have a queue of their own at an uplink whatever the load (`port set --queue-of`): who may, and what their uplinks are told.
+
+use super::store::SavedUplink;
+use super::supervisor::Supervisor;
+use lasthop_policy::PortSettings;
+use lasthop_text::counted;
+use lasthop_types::PortId;
+use lasthop_uplink_ipc::{QueueOwner, UplinkDriver, VlanMac};
+use std::collections::BTreeMap;
+use tracing::warn;
+
+/// How many queues an uplink has that guests can have for themselves.
+fn own_queues(spec: &SavedUplink) -> Result<usize, String> {
+    let name = &spec.name;
+    if spec.driver.as_deref() != Some(UplinkDriver::AfXdp.name()) {
+        return Err(format!(
+            "{name} has no queues that guests can have for themselves: only af_xdp with several queues has; \
+             `lasthop uplink add NAME {} --driver af_xdp --queues N` makes one",
+            spec.device
+        ));
+    }
+    match usize::from(spec.queues).saturating_sub(1) {
+        0 => Err(format!("{name} has one queue, which all share; give it several (queues=N) when it is made")),
+        several => Ok(several),
+    }
+}
+
+impl Supervisor {
+    /// Whether the port can have the queue that these settings say it has.
+    pub(super) fn check_queue_of(&self, name: &str, settings: &PortSettings) -> Result<(), String> {
+        let Some(net) = &settings.queue_of else { return Ok(()) };
+        let of_name = |spec: &&SavedUplink| spec.name == *net && !spec.guest;
+        let there = self.uplinks.values().filter(|uplink| !uplink.is_leaving()).map(|uplink| &uplink.spec);
+        let Some(spec) = there.clone().find(of_name) else {
+            return Err(format!(
+                "queue-of={net}: there is no uplink {net}; `lasthop uplink list` shows those there are"
+            ));
+        };
+        let queues = own_queues(spec).map_err(|e| format!("queue-of={net}: {e}"))?;
+        let others = self.owners(net).into_iter().filter(|(_, other)| other != name).map(|(_, other)| other);
+        let others: Vec<_> = others.collect();
+        if others.len() < queues {
+            return Ok(());
+        }
+        Err(format!(
+            "queue-of={net}: {net} has {}, of which one is shared and the others are kept for {}; `lasthop port set NAME --queue-of none` \
+             takes one back",
+            counted(queues as u64 + 1, "queue"),
+            others.join(", ")
+        ))
+    }
+
+    /// Ports that are to have a queue at an uplink, those first that have been there for longer.
+    fn owners(&self, net: &str) -> Vec<(PortId, String)> {
+        let wants = |name: &str| self.settings.get(name).is_some_and(|set| set.queue_of.as_deref() == Some(net));
+        let owners = self.configs().into_iter().filter(|config| wants(&config.name));
+        let mut owners: Vec<_> = owners.map(|config| (config.id, config.name)).collect();
+        owners.sort();
+        owners
+    }
+
+    /// Control says which addresses are behind ports that have queues.
+    pub(super) fn owners_are(&mut self, stations: Vec<(PortId, Vec<VlanMac>)>) {
+        self.stations = stations.into_iter().map(|(port, stations)| (port.0, stations)).collect();
+        self.tell_owners();
+    }
+
+    /// Tells uplinks which ports have queues there, where that is not what they know.
+    pub(super) fn tell_owners(&mut self) {
+        if self.stations.is_empty() && !self.settings.values().any(|set| set.queue_of.is_some()) {
+            return self.uplinks.values_mut().for_each(|uplink| uplink.keep_queues(Vec::new()));
+        }
+        let mut wanted: BTreeMap<u32, Vec<QueueOwner>> = BTreeMap::new();
+        for (id, uplink) in &self.uplinks {
+            if uplink.spec.guest {
+                continue;
+            }
+            let stations = |port: PortId| self.stations.get(&port.0).cloned().unwrap_or_default();
+            let owners = self.owners(&uplink.spec.name).into_iter().map(|(port, _)| port);
+            let most = own_queues(&uplink.spec).unwrap_or(0);
+            let owners = owners.take(most).map(|port| QueueOwner { port: port.0, stations: stations(port) });
+            wanted.insert(*id, owners.collect());
+        }
+        for (id, owners) in wanted {
+            if let Some(uplink) = self.uplinks.get_mut(&id) {
+                uplink.keep_queues(owners);
+            }
+        }
+    }
+
+    /// Says which ports have no queue although they are to have one: the uplink may be another than when that was said.
+    pub(super) fn warn_of_queues(&self) {
+        for config in self.configs() {
+            if let Some(settings) = self.settings.get(&config.name)
+                && let Err(why) = self.check_queue_of(&config.name, settings)
+            {
+                warn!("port {}: it shares its uplink's queue with others: {why}", config.name);
+            }
+        }
+    }
+}
