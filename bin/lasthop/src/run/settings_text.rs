@@ -35,7 +35,7 @@ fn value_of(setting: &str) -> &'static str {
         "tx-batch" | "rx-batch" => "US:PACKETS or off",
         "link" => "up|down",
         "static-mac" => "MAC[@VLAN]",
-        "queue-of" => "UPLINK",
+        "queue-of" => "UPLINK[:FRAMES]",
         _ => "RATE",
     }
 }

@@ -18,7 +18,7 @@ use crate::room::{Fill, Interface, Plan, Receiver, Sender, dropped, first_socket
 use crate::survival::ledger::{Holder, Ledger, note};
 use crate::survival::progress::Reading;
 use arrayvec::ArrayVec;
-use frames::{deliver, deliver_merged, take_frames};
+use frames::{deliver, deliver_merged, drop_surplus, take_frames};
 use inbox::{Home, Inbox, Inboxes};
 use lasthop_aggregation::{BURST, Merger, SNAPSHOT};
 use lasthop_frame::{VnetHdr, sum};
@@ -263,6 +263,8 @@ impl Xdp {
         let ledger = sockets.ledger.as_deref();
         give_back(&mut sockets.sender, pair, ledger, sockets.umem);
         pair.from_network.reclaim_all()?;
+        let lane = sockets.steering.as_ref().and_then(|steering| steering.lane(queue));
+        let most = drop_surplus(&mut sockets.inboxes, pair, lane)?;
         sockets.inboxes.fill(pair, ledger);
         if let Some(steering) = &sockets.steering
             && let Some(got) = hand_over(steering, queue, &sockets.inboxes, &mut sockets.asked, &mut sockets.waits)
@@ -271,7 +273,7 @@ impl Xdp {
         }
         let inboxes = &mut sockets.inboxes;
         self.burst.clear();
-        let (taken, stalled) = take_frames(inboxes, &mut self.burst, pair, ledger, counters)?;
+        let (taken, stalled) = take_frames(inboxes, &mut self.burst, pair, (most, ledger), counters)?;
         inboxes.taken += taken as u64;
         let (before, read) =
             (pair.from_network.position(), inboxes.all.first().map_or(0, |first| first.receiver.next()));

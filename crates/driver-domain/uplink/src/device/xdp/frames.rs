@@ -2,12 +2,30 @@
 
 use super::*;
 
-/// Takes a burst of frames from the queues in turn: how many, and whether more are there and have no room.
+/// Drops frames that are more than the queue [keeps](Lane::bound), the oldest first; how many may be taken now.
+pub(super) fn drop_surplus(inboxes: &mut Inboxes, pair: &mut Pair, lane: Option<&Lane>) -> Result<usize, DeviceError> {
+    let Some((lane, bound)) = lane.and_then(|lane| Some((lane, u64::from(lane.bound()?)))) else { return Ok(BURST) };
+    let mut surplus = inboxes.waiting().saturating_sub(bound);
+    lane.drop_surplus(surplus);
+    inboxes.taken += surplus;
+    for inbox in &mut inboxes.all {
+        while surplus > 0 {
+            let Some((offset, len)) = inbox.take() else { break };
+            let (slot, _) = pair.from_network.slot_of(offset, len).ok_or(DeviceError::Io(Errno::FAULT))?;
+            pair.from_network.put_back(slot);
+            surplus -= 1;
+        }
+        inbox.receiver.taken();
+    }
+    Ok(usize::try_from(bound.saturating_sub(inboxes.held())).map_or(BURST, |room| room.min(BURST)))
+}
+
+/// Takes `most` frames from the queues in turn: how many, and whether more are there and have no room.
 pub(super) fn take_frames(
     inboxes: &mut Inboxes,
     burst: &mut ArrayVec<Frame, BURST>,
     pair: &mut Pair,
-    ledger: Option<&Ledger>,
+    (most, ledger): (usize, Option<&Ledger>),
     counters: &Counters,
 ) -> Result<(usize, bool), DeviceError> {
     let (mut room, mut taken, mut stalled) = (usize::from(pair.from_network.ring.free()), 0, false);
@@ -16,7 +34,7 @@ pub(super) fn take_frames(
     for i in 0..count {
         let Some(inbox) = inboxes.all.get_mut((first + i) % count) else { break };
         while taken < BURST {
-            if room == 0 || (count > 1 && inbox.is_full()) {
+            if room == 0 || taken == most || (count > 1 && inbox.is_full()) {
                 stalled |= inbox.receiver.waiting() > 0;
                 break;
             }
