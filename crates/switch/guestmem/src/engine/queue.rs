@@ -2,7 +2,8 @@
 //!
 //! Places are numbered on and on; number `n` lies in slot `n % PLACES`. A slot has a word beside what the layout says, with the number of its
 //! place and whether its copy is asked for, begun, or over: whoever turns *asked for* into *begun* makes the copy, and nobody else. That is the engine, or whoever
-//! takes the copy back. The thread whose queue it is writes a slot anew only when all of its batch, which is less than a round, is settled.
+//! takes the copy back. The thread whose queue it is writes a slot anew only when all of its batch, which is a round at most, is settled: it has the completion
+//! record of each, the last word that is written of a copy.
 //!
 //! All is read and written as atomic words, so that a thread that lets memory go may look at any queue at any time. What it sees of a slot counts
 //! if the slot's word is the same before and after.
@@ -213,9 +214,12 @@ impl Queue {
         self.slot(number).word.compare_exchange(asked, begun, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
+    /// The completion record is last: by it alone the queue's thread knows that nothing more is written to the slot, which it may write anew.
     fn complete(&self, number: u64, status: u8, bytes: u32, state: u64) {
-        self.completion(number).write(status, bytes);
         self.slot(number).word.store(word(number, state), Ordering::Release);
+        #[cfg(test)]
+        super::tests::between_the_words(self);
+        self.completion(number).write(status, bytes);
     }
 
     /// Counts what the engine has completed of the batch. Those of which it has not copied all, with how many bytes it has. Its thread.

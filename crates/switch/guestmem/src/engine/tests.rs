@@ -4,8 +4,45 @@ use super::Tally;
 use super::layout::{BAD_FLAGS, BAD_OPCODE, BAD_SIZE, Descriptor, MOST, SUCCESS};
 use super::queue::{IN_VIEW, PLACES, Queue, Taken};
 use proptest::prelude::*;
+use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
+
+thread_local! {
+    /// What the queue's thread does while the engine is between the two words that say that a copy is over.
+    static MEANWHILE: Cell<Option<fn(&Queue)>> = const { Cell::new(None) };
+}
+
+pub(super) fn between_the_words(queue: &Queue) {
+    if let Some(meanwhile) = MEANWHILE.take() {
+        meanwhile(queue);
+    }
+}
+
+/// The engine is held up between its two words. If the queue's thread knows by then that the copy is over, it fills the whole round anew, this
+/// slot included; what the engine still writes must not take that back.
+#[test]
+fn a_slot_is_written_anew_when_the_engine_has_nothing_more_to_write_there() {
+    fn fill(queue: &Queue) {
+        assert!(queue.collect(&mut Tally::default()).is_empty());
+        queue.forget_last();
+        assert!((0..PLACES).all(|_| queue.submit(1000, 2000, 10)));
+    }
+    let queue = Queue::new();
+    assert!(queue.submit(1000, 2000, 10));
+    MEANWHILE.set(Some(|queue| {
+        if queue.wait(Duration::ZERO, Instant::now()) {
+            fill(queue);
+        }
+    }));
+    let serve = || queue.serve(|_| 0, |descriptor| (SUCCESS, descriptor.size));
+    assert!(serve() && MEANWHILE.take().is_none(), "there are two words");
+    if queue.last().count() == 1 {
+        fill(&queue);
+    }
+    let served = (0..PLACES).filter(|_| serve()).count() as u64;
+    assert_eq!((served, queue.wait(Duration::ZERO, Instant::now())), (PLACES, true));
+}
 
 /// What the specification says of where what lies.
 #[test]
