@@ -7,10 +7,11 @@
 //! receiver's ring is settled once for each time that it is filled, before its driver is shown anything, and so before senders have their buffers back.
 //!
 //! **What makes it sound.** A copy may be under way when the slices that it was asked for are gone. Its bytes stay mapped all the same: a
-//! region that goes has the copies that touch it made by whoever lets it go, and waits for one that the engine has begun ([`let_go`]).
+//! region that goes has the copies that touch it made by whoever lets it go, and waits for one that the engine is at ([`let_go`]).
 //!
 //! **An engine that hangs.** After [`LIMIT`] nothing is given to it any more. What it has not begun is taken back and made by the
-//! processor. A copy that it has begun cannot be taken back, and must not write to a guest that has its buffer back by then: dummy pages take
+//! processor. A copy begins with the first byte at its destination. Before that the engine has read all of the source into memory of its own, because a sender's front-end
+//! can make whoever reads its memory sleep in the kernel (`docs/limits.md`): in such a sleep nothing is begun, and no receiver loses anything for it. A copy that it has begun cannot be taken back, and must not write to a guest that has its buffer back by then: dummy pages take
 //! the places of those that it writes (the thesis's revocation, 3.4.3), and the receiver's memory is marked as that of a file that was truncated
 //! is (`fault.rs`), so that its rings break. The sender loses a packet: what the engine may still read of its memory goes to nobody.
 
@@ -26,7 +27,8 @@ use crate::memory::GuestMemory;
 use crate::region::Region;
 use crate::slice::GuestSlice;
 use queue::{Queue, Taken};
-pub use run::Before;
+use run::Through;
+pub use run::{Before, Half};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -98,10 +100,10 @@ impl Drop for Mine {
 /// Starts the engine, a thread, which makes all copies of more than `threshold` bytes from now on. Once for each process; copies are
 /// counted by `account`.
 pub fn start(threshold: usize, account: &'static dyn Account) -> std::io::Result<()> {
-    start_with(threshold, account, |_| None)
+    start_with(threshold, account, |_, _| None)
 }
 
-/// As [`start`], and something comes before each copy: for tests.
+/// As [`start`], and something comes before each half of a copy: for tests.
 pub fn start_with(threshold: usize, account: &'static dyn Account, before: Before) -> std::io::Result<()> {
     if ACCOUNT.set(account).is_ok() {
         let thread = std::thread::Builder::new().name("dma".into()).spawn(move || run::serve(before))?;
@@ -220,7 +222,6 @@ fn wait_for(queue: &'static Queue, tally: &mut Tally) {
                 }
                 Taken::Begun(descriptor) => {
                     tally.lost += 1;
-                    queue.note_lost();
                     revoke(descriptor.destination, descriptor.size());
                 }
             }
@@ -269,15 +270,19 @@ fn revoke(at: u64, len: usize) {
     }
 }
 
-/// A region goes: its memory stays mapped while a copy may touch it. What is not begun is made here; for one that is begun it is waited. What
+/// A region goes: its memory stays mapped while a copy may touch it. What is only asked for is made here; for one that somebody is at it is waited. What
 /// the engine will never end has dummy pages there, which stay.
 pub(crate) fn let_go(region: &mut Region) {
     let base = region.base as u64;
     let range = base..base + region.mapped as u64;
     let began = Instant::now();
     let all: Vec<&'static Queue> = queues().clone();
+    if all.is_empty() {
+        return;
+    }
+    let mut through = Through::new(|_, _| None, layout::MOST as usize);
     for queue in all {
-        while queue.touches(&range, by_processor) {
+        while queue.touches(&range, &mut through) {
             if began.elapsed() > LIMIT {
                 give_up();
                 if !fault::put_zeros(region.base as usize, region.mapped) {

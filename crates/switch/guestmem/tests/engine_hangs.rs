@@ -1,6 +1,6 @@
-//! An engine that hangs in the middle of a copy. A program of its own: it never comes back.
+//! An engine that hangs while it writes a copy. A program of its own: it never comes back.
 
-use lasthop_guestmem::engine::{self, Account, Tally};
+use lasthop_guestmem::engine::{self, Account, Half, Tally};
 use lasthop_guestmem::{GuestMemory, RegionSpec, install_fault_handler};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -51,8 +51,8 @@ fn guest(with: u8) -> [GuestMemory; 2] {
 #[test]
 fn a_copy_that_hangs_writes_to_nobody_when_it_goes_on_and_all_others_are_made() {
     install_fault_handler();
-    engine::start_with(128, &COUNTS, |descriptor| {
-        let hangs = descriptor.size == HANGS;
+    engine::start_with(128, &COUNTS, |descriptor, half| {
+        let hangs = (descriptor.size, half) == (HANGS, Half::Write);
         HANGING.fetch_or(hangs, Ordering::Release);
         while hangs && !GOES_ON.load(Ordering::Acquire) {
             std::thread::yield_now();

@@ -1,8 +1,18 @@
 //! A thread's work queue: a ring of descriptors, and a completion record for each.
 //!
 //! Places are numbered on and on; number `n` lies in slot `n % PLACES`. A slot has a word beside what the layout says, with the number of its
-//! place and whether its copy is asked for, begun, or over: whoever turns *asked for* into *begun* makes the copy, and nobody else. That is the engine, or whoever
-//! takes the copy back. The thread whose queue it is writes a slot anew only when all of its batch, which is a round at most, is settled: it has the completion
+//! place and how far its copy is:
+//!
+//! | state | the source | the destination | becomes |
+//! |---|---|---|---|
+//! | asked for | nobody reads it | nobody writes to it | fetched, by the engine; begun, by whoever makes the copy instead |
+//! | fetched | the engine reads it, into memory of its own | nobody writes to it | begun, by the engine; left, by the queue's thread, which takes it back |
+//! | begun | – | whoever began it writes to it | over; taken |
+//! | left | the engine may still read it | the queue's thread alone writes to it | taken, by the engine, when it has read all |
+//! | over, taken | – | – | that of the slot's next copy |
+//!
+//! Each of these steps is one exchange of the word, so a copy has one maker. While the engine reads the source, whose owner can make that last, the copy can be
+//! had back, and nothing is lost. The thread whose queue it is writes a slot anew only when all of its batch, which is a round at most, is settled: it has the completion
 //! record of each, the last word that is written of a copy.
 //!
 //! All is read and written as atomic words, so that a thread that lets memory go may look at any queue at any time. What it sees of a slot counts
@@ -23,14 +33,16 @@ pub(super) const PLACES: u64 = 128;
 /// How many copies of a queue the engine has in view, as a group of hardware engines would: the shortest is next.
 pub(super) const IN_VIEW: usize = 8;
 
-const ASKED: u64 = 1;
-const BEGUN: u64 = 2;
-const OVER: u64 = 3;
 /// Made by somebody else than the engine.
 const TAKEN: u64 = 0;
+const ASKED: u64 = 1;
+const FETCHED: u64 = 2;
+const BEGUN: u64 = 3;
+const LEFT: u64 = 4;
+const OVER: u64 = 5;
 
 const fn word(number: u64, state: u64) -> u64 {
-    number << 2 | state
+    number << 3 | state
 }
 
 #[derive(Debug, Default)]
@@ -51,8 +63,8 @@ pub(super) struct Queue {
     engine: AtomicU64,
     /// The most that a copy of the batch has overtaken.
     overtaken: AtomicU64,
-    /// One of the batch was begun and given up: the batch stays, as the engine may go on with it at any time.
-    lost: AtomicBool,
+    /// One of the batch was given up while the engine was at it: the batch stays, as the engine may go on with it at any time.
+    stays: AtomicBool,
     /// Its thread sleeps until all is over.
     waits: AtomicBool,
     /// Its thread, while it has one.
@@ -62,10 +74,18 @@ pub(super) struct Queue {
 /// A copy that the engine was given and has not completed.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Taken {
-    /// It never will: whoever has this makes it.
+    /// It never writes to the destination: whoever has this makes it.
     NotBegun(Descriptor),
     /// It may go on with it at any time.
     Begun(Descriptor),
+}
+
+/// Whoever makes copies, in two halves.
+pub(super) trait Maker {
+    /// Reads the source into memory of its own: the copy's status, and how many bytes it will have copied.
+    fn fetch(&mut self, descriptor: &Descriptor) -> (u8, u32);
+    /// Writes these, the last that were fetched, to the destination.
+    fn write(&mut self, descriptor: &Descriptor, bytes: u32);
 }
 
 impl Queue {
@@ -78,7 +98,7 @@ impl Queue {
             next: AtomicU64::new(PLACES),
             engine: AtomicU64::new(PLACES),
             overtaken: AtomicU64::new(0),
-            lost: AtomicBool::new(false),
+            stays: AtomicBool::new(false),
             waits: AtomicBool::new(false),
             thread: Mutex::new(None),
         }
@@ -155,12 +175,7 @@ impl Queue {
     /// Whether there is nothing in its batch to be waited for.
     #[inline]
     pub(super) fn is_settled(&self) -> bool {
-        self.batch().is_empty() || self.lost.load(Ordering::Relaxed)
-    }
-
-    /// See [`Queue::lost`].
-    pub(super) fn note_lost(&self) {
-        self.lost.store(true, Ordering::Relaxed);
+        self.batch().is_empty() || self.stays.load(Ordering::Relaxed)
     }
 
     fn is_over(&self, number: u64) -> bool {
@@ -196,22 +211,27 @@ impl Queue {
         self.waits.store(false, Ordering::Relaxed);
     }
 
-    /// Takes back what the engine has not completed, each once. Its thread.
+    /// Takes back what the engine has not completed, each once. Its thread, which submits nothing any more.
     pub(super) fn take_back(&self) -> impl Iterator<Item = Taken> + '_ {
         self.batch().filter_map(|number| {
             let descriptor = self.descriptor(number);
-            if self.claim(number) {
-                self.slot(number).word.store(word(number, TAKEN), Ordering::Release);
+            if self.step(number, ASKED, TAKEN) {
                 return Some(Taken::NotBegun(descriptor));
             }
-            (!self.is_over(number)).then_some(Taken::Begun(descriptor))
+            if self.step(number, FETCHED, LEFT) {
+                self.stays.store(true, Ordering::Relaxed);
+                return Some(Taken::NotBegun(descriptor));
+            }
+            let begun = !self.is_over(number);
+            self.stays.fetch_or(begun, Ordering::Relaxed);
+            begun.then_some(Taken::Begun(descriptor))
         })
     }
 
-    /// The copy is the caller's, and nobody else's.
-    fn claim(&self, number: u64) -> bool {
-        let (asked, begun) = (word(number, ASKED), word(number, BEGUN));
-        self.slot(number).word.compare_exchange(asked, begun, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    /// The copy goes from one state to another. False: it is not in the first of them.
+    fn step(&self, number: u64, from: u64, to: u64) -> bool {
+        let (from, to) = (word(number, from), word(number, to));
+        self.slot(number).word.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
     /// The completion record is last: by it alone the queue's thread knows that nothing more is written to the slot, which it may write anew.
@@ -250,30 +270,41 @@ impl Queue {
     /// The batch is settled: its places are free.
     #[inline]
     pub(super) fn forget_last(&self) {
-        if !self.lost.load(Ordering::Relaxed) {
+        if !self.stays.load(Ordering::Relaxed) {
             self.first.store(self.next.load(Ordering::Relaxed), Ordering::Release);
         }
     }
 
-    /// Makes, by `copy`, the copies that touch this range and are not begun; whether one is begun that does. Any thread.
-    pub(super) fn touches(&self, range: &Range<u64>, copy: impl Fn(&Descriptor, usize)) -> bool {
+    /// Makes the copies that touch this range and are only asked for; whether somebody is at another that does. Any thread.
+    pub(super) fn touches(&self, range: &Range<u64>, maker: &mut impl Maker) -> bool {
         let touches = |at: u64, len: u32| at < range.end && range.start < at.saturating_add(len.into());
-        let mut is_begun = false;
+        let mut is_at_work = false;
         for number in self.batch() {
             let before = self.slot(number).word.load(Ordering::Acquire);
             let of = self.descriptor(number);
-            if !touches(of.source, of.size) && !touches(of.destination, of.size) {
+            let (source, destination) = (touches(of.source, of.size), touches(of.destination, of.size));
+            // Its descriptor may have been another's only if the number were, too.
+            if (source || destination) && before == word(number, ASKED) && self.step(number, ASKED, FETCHED) {
+                self.make(number, maker, TAKEN);
                 continue;
             }
-            if before == word(number, ASKED) && self.claim(number) {
-                // Its descriptor may have been another's only if the number were, too.
-                copy(&of, 0);
-                self.complete(number, SUCCESS, of.size, TAKEN);
-            } else {
-                is_begun |= self.slot(number).word.load(Ordering::Acquire) == word(number, BEGUN);
-            }
+            let now = self.slot(number).word.load(Ordering::Acquire);
+            is_at_work |= (source && (now == word(number, FETCHED) || now == word(number, LEFT)))
+                || (destination && (now == word(number, FETCHED) || now == word(number, BEGUN)));
         }
-        is_begun
+        is_at_work
+    }
+
+    /// Makes a copy that the caller has turned to be fetched; in the end it is in `state`. It may be taken back on the way.
+    fn make(&self, number: u64, maker: &mut impl Maker, state: u64) {
+        let descriptor = self.descriptor(number);
+        let (status, bytes) = maker.fetch(&descriptor);
+        if self.step(number, FETCHED, BEGUN) {
+            maker.write(&descriptor, bytes);
+            self.complete(number, status, bytes, state);
+        } else {
+            self.slot(number).word.store(word(number, TAKEN), Ordering::Release);
+        }
     }
 
     /// There is work for the engine.
@@ -283,13 +314,8 @@ impl Queue {
         (self.engine.load(Ordering::Relaxed)..next).any(|number| asked(&number))
     }
 
-    /// Makes a copy by `carry`, which says its status and how many bytes it has copied: of those in view, in their order and each with how many bytes it is, the one that
-    /// is `chosen`. False: there is none. The engine.
-    pub(super) fn serve(
-        &self,
-        chosen: impl FnOnce(&[u32]) -> usize,
-        carry: impl FnOnce(&Descriptor) -> (u8, u32),
-    ) -> bool {
+    /// Makes a copy: of those in view, in their order and each with how many bytes it is, the one that is `chosen`. False: there is none. The engine.
+    pub(super) fn serve(&self, chosen: impl FnOnce(&[u32]) -> usize, maker: &mut impl Maker) -> bool {
         let (next, mut at) = (self.next.load(Ordering::Acquire), self.engine.load(Ordering::Relaxed));
         let is_asked = |number| self.slot(number).word.load(Ordering::Acquire) == word(number, ASKED);
         while at < next && !is_asked(at) {
@@ -303,10 +329,10 @@ impl Queue {
             return false;
         }
         let place = chosen(&sizes).min(view.len() - 1);
-        let Some(number) = view.get(place).copied().filter(|number| self.claim(*number)) else { return true };
+        let claim = |number: &u64| self.step(*number, ASKED, FETCHED);
+        let Some(number) = view.get(place).copied().filter(claim) else { return true };
         self.overtaken.fetch_max(place as u64, Ordering::Relaxed);
-        let (status, bytes) = carry(&self.descriptor(number));
-        self.complete(number, status, bytes, OVER);
+        self.make(number, maker, OVER);
         if view.len() == 1 && self.waits.load(Ordering::SeqCst) && !self.has_work() {
             let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
             thread.iter().for_each(Thread::unpark);

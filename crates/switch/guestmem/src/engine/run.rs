@@ -1,7 +1,7 @@
 //! The engine: a thread that makes copies of all queues, a copy of each in turn. Without work it looks for some a little longer, and sleeps.
 
-use super::layout::{Descriptor, SUCCESS};
-use super::queue::Queue;
+use super::layout::{Descriptor, MOST, SUCCESS};
+use super::queue::{Maker, Queue};
 use super::{IS_LOST, copy, queues};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 use std::time::{Duration, Instant};
@@ -13,8 +13,18 @@ static SLEEPS: AtomicBool = AtomicBool::new(false);
 /// How many queues there are.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// What comes before a copy: for tests. It may take its time, or say with which status the copy ends and after how many bytes.
-pub type Before = fn(&Descriptor) -> Option<(u8, u32)>;
+/// The halves of a copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Half {
+    /// The source is read.
+    Fetch,
+    /// The destination is written to.
+    Write,
+}
+
+/// What comes before each half of a copy: for tests. It may take its time; and before the first it may say with which status the copy ends and after how
+/// many bytes.
+pub type Before = fn(&Descriptor, Half) -> Option<(u8, u32)>;
 
 /// It has to be woken for work.
 #[inline]
@@ -30,6 +40,7 @@ pub(super) fn note_queues() {
 /// Serves until it is given up.
 pub(super) fn serve(before: Before) {
     let (mut all, mut idle): (Vec<&'static Queue>, Option<Instant>) = (Vec::new(), None);
+    let mut through = Through::new(before, MOST as usize);
     // Relaxed: there is no hurry.
     while !IS_LOST.load(Ordering::Relaxed) {
         if all.len() != COUNT.load(Ordering::Acquire) {
@@ -37,7 +48,7 @@ pub(super) fn serve(before: Before) {
         }
         let mut worked = false;
         for queue in &all {
-            worked |= queue.serve(shortest, |descriptor| carry(descriptor, before));
+            worked |= queue.serve(shortest, &mut through);
         }
         if worked {
             idle = None;
@@ -61,14 +72,37 @@ fn shortest(sizes: &[u32]) -> usize {
     sizes.iter().enumerate().min_by_key(|(_, size)| **size).map_or(0, |(at, _)| at)
 }
 
-/// Carries a copy out.
-fn carry(descriptor: &Descriptor, before: Before) -> (u8, u32) {
-    if let Err(status) = descriptor.check() {
-        return (status, 0);
+/// Makes copies through memory of its own. A front-end can make a read of its guest's memory last (it punches a hole there); while it
+/// does, nothing of another guest is written to yet. What has come here is written without waiting for whoever sent it.
+pub(super) struct Through {
+    bytes: Box<[u8]>,
+    before: Before,
+}
+
+impl Through {
+    /// For copies of so many bytes at most.
+    pub(super) fn new(before: Before, most: usize) -> Self {
+        Self { bytes: vec![0; most].into_boxed_slice(), before }
     }
-    let (status, bytes) = before(descriptor).unwrap_or((SUCCESS, descriptor.size));
-    let len = bytes.min(descriptor.size) as usize;
-    // SAFETY: whoever asked for it vouched for the ranges (`engine::copy`), and they stay mapped until it is over (`engine::let_go`).
-    unsafe { copy::copy(descriptor.source as *const u8, descriptor.destination as *mut u8, len) };
-    (status, bytes)
+}
+
+impl Maker for Through {
+    fn fetch(&mut self, descriptor: &Descriptor) -> (u8, u32) {
+        if let Err(status) = descriptor.check() {
+            return (status, 0);
+        }
+        let (status, bytes) = (self.before)(descriptor, Half::Fetch).unwrap_or((SUCCESS, descriptor.size));
+        let len = self.bytes.len().min(bytes.min(descriptor.size) as usize);
+        // SAFETY: whoever asked for it vouched for the source (`engine::copy`), which stays mapped until the state says that it is read
+        // (`engine::let_go`); so many bytes are here.
+        unsafe { copy::copy(descriptor.source as *const u8, self.bytes.as_mut_ptr(), len) };
+        (status, len as u32)
+    }
+
+    fn write(&mut self, descriptor: &Descriptor, bytes: u32) {
+        (self.before)(descriptor, Half::Write);
+        let len = self.bytes.len().min(bytes.min(descriptor.size) as usize);
+        // SAFETY: as above, of the destination.
+        unsafe { copy::copy(self.bytes.as_ptr(), descriptor.destination as *mut u8, len) };
+    }
 }

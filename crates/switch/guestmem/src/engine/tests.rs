@@ -1,12 +1,21 @@
 //! Queues alone, without a thread.
 
-use super::Tally;
 use super::layout::{BAD_FLAGS, BAD_OPCODE, BAD_SIZE, Descriptor, MOST, SUCCESS};
-use super::queue::{IN_VIEW, PLACES, Queue, Taken};
+use super::queue::{IN_VIEW, Maker, PLACES, Queue, Taken};
+use super::{Half, Tally};
 use proptest::prelude::*;
 use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
+
+/// What is done when the source is read.
+impl<F: FnMut(&Descriptor) -> (u8, u32)> Maker for F {
+    fn fetch(&mut self, descriptor: &Descriptor) -> (u8, u32) {
+        self(descriptor)
+    }
+
+    fn write(&mut self, _: &Descriptor, _: u32) {}
+}
 
 thread_local! {
     /// What the queue's thread does while the engine is between the two words that say that a copy is over.
@@ -35,7 +44,7 @@ fn a_slot_is_written_anew_when_the_engine_has_nothing_more_to_write_there() {
             fill(queue);
         }
     }));
-    let serve = || queue.serve(|_| 0, |descriptor| (SUCCESS, descriptor.size));
+    let serve = || queue.serve(|_| 0, &mut |descriptor: &Descriptor| (SUCCESS, descriptor.size));
     assert!(serve() && MEANWHILE.take().is_none(), "there are two words");
     if queue.last().count() == 1 {
         fill(&queue);
@@ -95,7 +104,7 @@ proptest! {
                 }
                 let before = made.len();
                 while made.len() == before {
-                    queue.serve(|sizes| choice.min(sizes.len() - 1), |descriptor| {
+                    queue.serve(|sizes| choice.min(sizes.len() - 1), &mut |descriptor: &Descriptor| {
                         made.push(descriptor.source - 1000);
                         (SUCCESS, descriptor.size)
                     });
@@ -123,22 +132,81 @@ proptest! {
         (0..copies).for_each(|n| assert!(queue.submit(10_000 + n * 10, 20_000, 10)));
         let made = std::cell::RefCell::new(Vec::new());
         let make = |descriptor: &Descriptor| made.borrow_mut().push((descriptor.source - 10_000) / 10);
-        let carry = |descriptor: &Descriptor| { make(descriptor); (SUCCESS, 10) };
+        let mut carry = |descriptor: &Descriptor| { make(descriptor); (SUCCESS, 10) };
         for _ in 0..served {
-            queue.serve(|sizes| sizes.len() - 1, carry);
+            queue.serve(|sizes| sizes.len() - 1, &mut carry);
         }
         let range = 10_000 + gone * 10..10_000 + gone * 10 + 25;
-        prop_assert!(!queue.touches(&range, |descriptor, _| make(descriptor)), "none is under way");
+        prop_assert!(!queue.touches(&range, &mut carry), "none is under way");
         if serves_on {
-            queue.serve(|_| 0, carry);
+            queue.serve(|_| 0, &mut carry);
         }
         for taken in queue.take_back() {
             let Taken::NotBegun(descriptor) = taken else { return Err(TestCaseError::fail("none is under way")) };
             make(&descriptor);
         }
-        prop_assert!(!queue.serve(|_| 0, carry), "nothing is left");
+        prop_assert!(!queue.serve(|_| 0, &mut carry), "nothing is left");
         let mut made = made.into_inner();
         made.sort_unstable();
         prop_assert_eq!(made, (0..copies).collect::<Vec<_>>());
     }
+}
+
+/// A queue with a copy from 1000 to 2000 that the engine is at, in this half, while `meanwhile` is done by the queue's thread or another one. In the end: how
+/// often the engine has written it.
+fn while_it_copies(half: Half, meanwhile: impl FnMut(&Queue)) -> (Queue, usize) {
+    struct Slow<'a, F>(&'a Queue, Half, F, usize);
+    impl<F: FnMut(&Queue)> Maker for Slow<'_, F> {
+        fn fetch(&mut self, descriptor: &Descriptor) -> (u8, u32) {
+            if self.1 == Half::Fetch {
+                (self.2)(self.0);
+            }
+            (SUCCESS, descriptor.size)
+        }
+
+        fn write(&mut self, _: &Descriptor, _: u32) {
+            if self.1 == Half::Write {
+                (self.2)(self.0);
+            }
+            self.3 += 1;
+        }
+    }
+    let queue = Queue::new();
+    assert!(queue.submit(1000, 2000, 10));
+    let mut slow = Slow(&queue, half, meanwhile, 0);
+    assert!(queue.serve(|_| 0, &mut slow));
+    let written = slow.3;
+    (queue, written)
+}
+
+fn is_touched(queue: &Queue, from: u64) -> bool {
+    queue.touches(&(from..from + 10), &mut |_: &Descriptor| -> (u8, u32) { panic!("nobody else makes it") })
+}
+
+/// A copy whose source is being read is had back; the engine, when it has read it, writes to nobody. Until then the source stays mapped.
+#[test]
+fn a_copy_is_not_begun_while_its_source_is_read() {
+    let (queue, written) = while_it_copies(Half::Fetch, |queue| {
+        assert!(is_touched(queue, 1000) && is_touched(queue, 2000), "it may be written at any time");
+        let taken: Vec<Taken> = queue.take_back().collect();
+        assert!(matches!(taken[..], [Taken::NotBegun(of)] if of.destination == 2000), "{taken:?}");
+        assert!(queue.take_back().all(|taken| matches!(taken, Taken::Begun(_))), "nobody makes it twice");
+        queue.forget_last();
+        assert!(is_touched(queue, 1000) && !is_touched(queue, 2000), "it will not be written");
+    });
+    assert!(written == 0 && !is_touched(&queue, 1000), "the engine has left it");
+}
+
+#[test]
+fn a_copy_that_is_being_written_is_begun() {
+    let (queue, written) = while_it_copies(Half::Write, |queue| {
+        assert!(!is_touched(queue, 1000) && is_touched(queue, 2000), "all of it is read");
+    });
+    assert!(written == 1 && !is_touched(&queue, 2000));
+    let (queue, written) = while_it_copies(Half::Write, |queue| {
+        assert!(queue.take_back().all(|taken| matches!(taken, Taken::Begun(_))) && queue.take_back().count() == 1);
+        queue.forget_last();
+        assert!(is_touched(queue, 2000), "it may be written at any time");
+    });
+    assert!(written == 1 && !is_touched(&queue, 2000));
 }

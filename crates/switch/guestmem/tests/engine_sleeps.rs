@@ -1,0 +1,80 @@
+//! An engine that hangs while it reads what is to be copied, as a sender's front-end can make it. A program of its own: it never comes back.
+
+use lasthop_guestmem::engine::{self, Account, Half, Tally};
+use lasthop_guestmem::{GuestMemory, RegionSpec, install_fault_handler};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// It hangs with one of so many bytes, until it is let on.
+const HANGS: u32 = 5000;
+const SIZE: u64 = 1 << 16;
+static GOES_ON: AtomicBool = AtomicBool::new(false);
+
+/// Lost, taken back, given up.
+struct Counts([AtomicU64; 3]);
+static COUNTS: Counts = Counts([const { AtomicU64::new(0) }; 3]);
+
+impl Account for Counts {
+    fn settled(&self, tally: &Tally) {
+        self.0[0].fetch_add(tally.lost, Ordering::Relaxed);
+        self.0[1].fetch_add(tally.taken_back, Ordering::Relaxed);
+    }
+
+    fn given_up(&self) {
+        self.0[2].fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+fn bytes(memory: &GuestMemory, at: u64, len: usize) -> Vec<u8> {
+    let mut out = vec![0; len];
+    memory.slice(at, len).unwrap().read(0, &mut out);
+    out
+}
+
+/// Its memory, and the same as the guest has it.
+fn guest(with: u8) -> [GuestMemory; 2] {
+    let fd = memfd_create("engine-test", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&fd, SIZE).unwrap();
+    let spec = RegionSpec { guest_addr: 0, user_addr: 0, size: SIZE, mmap_offset: 0 };
+    let map = || GuestMemory::empty().with_region(spec, &fd).unwrap();
+    let memory = [map(), map()];
+    memory[0].slice(0, SIZE as usize).unwrap().write(0, &vec![with; SIZE as usize]);
+    memory
+}
+
+#[test]
+fn a_receiver_loses_nothing_when_the_engine_sleeps_in_its_senders_memory() {
+    install_fault_handler();
+    engine::start_with(128, &COUNTS, |descriptor, half| {
+        while (descriptor.size, half) == (HANGS, Half::Fetch) && !GOES_ON.load(Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+        None
+    })
+    .unwrap();
+    let [[sender, senders], [receiver, receivers], [other, _]] = [1, 2, 3].map(guest);
+    for (at, len) in [(10, HANGS as usize), (20_000, 300)] {
+        sender.slice(at, len).unwrap().copy_to(&receiver.slice(at, len).unwrap());
+    }
+    assert!(engine::settle(&receiver), "all of it is there");
+    assert!(!receiver.faulted() && !sender.faulted(), "both ports go on");
+    assert_eq!(bytes(&receivers, 0, 5011), [&[2; 10][..], &[1; 5000], &[2]].concat());
+    assert_eq!(bytes(&receivers, 20_000, 301), [&[1; 300][..], &[2]].concat());
+    let [lost, taken_back, given_up] = COUNTS.0.each_ref().map(|n| n.load(Ordering::Relaxed));
+    assert!(lost == 0 && (1..=2).contains(&taken_back) && given_up == 1, "{lost} {taken_back} {given_up}");
+    // The sender uses its buffer anew, and so does the receiver; its memory goes at once, and the engine is still there.
+    senders.slice(0, SIZE as usize).unwrap().write(0, &[9; SIZE as usize]);
+    receivers.slice(0, SIZE as usize).unwrap().write(0, &[8; SIZE as usize]);
+    let began = std::time::Instant::now();
+    drop(receiver);
+    assert!(began.elapsed() < engine::LIMIT, "nothing is written there any more");
+    // The sender's goes as well, and what the engine still reads of it stays mapped.
+    drop(sender);
+    GOES_ON.store(true, Ordering::Release);
+    // Its bytes follow; nothing tells when they are written to nowhere.
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    assert_eq!(bytes(&receivers, 0, SIZE as usize), vec![8; SIZE as usize], "no byte came late");
+    // From now on copies are the processor's, at once.
+    senders.slice(0, 30_000).unwrap().copy_to(&other.slice(0, 30_000).unwrap());
+    assert_eq!(bytes(&other, 0, 30_000), [9; 30_000]);
+}
