@@ -35,8 +35,28 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
-/// How long a copy may take before the engine counts as one that hangs. Below the limit of hanging threads, which wait for it.
+/// How long a copy may take, in time in which the engine can run, before the engine counts as one that hangs. Below the limit of hanging threads, which wait for it.
 pub const LIMIT: Duration = Duration::from_millis(500);
+
+/// The most that one step of a wait counts.
+const STEP: Duration = Duration::from_millis(5);
+
+/// How long the engine was waited for while it could run. Steps of a wait are short; one that took long is one in which all of this process was stopped, or got no
+/// processor: the engine as well.
+#[derive(Default)]
+struct Waited(Duration);
+
+impl Waited {
+    fn step(&mut self, sleep: impl FnOnce()) {
+        let began = Instant::now();
+        sleep();
+        self.0 += began.elapsed().min(STEP);
+    }
+
+    fn is_over(&self, limit: Duration) -> bool {
+        self.0 >= limit
+    }
+}
 
 /// What one thread's copies have come to since they were last settled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -211,8 +231,7 @@ fn wait_for(queue: &'static Queue, tally: &mut Tally) {
     if queue.is_settled() {
         return;
     }
-    let began = Instant::now();
-    if !queue.wait(LIMIT, began) {
+    if !queue.wait(LIMIT) {
         give_up();
         for taken in queue.take_back() {
             match taken {
@@ -275,7 +294,7 @@ fn revoke(at: u64, len: usize) {
 pub(crate) fn let_go(region: &mut Region) {
     let base = region.base as u64;
     let range = base..base + region.mapped as u64;
-    let began = Instant::now();
+    let mut waited = Waited::default();
     let all: Vec<&'static Queue> = queues().clone();
     if all.is_empty() {
         return;
@@ -283,7 +302,7 @@ pub(crate) fn let_go(region: &mut Region) {
     let mut through = Through::new(|_, _| None, layout::MOST as usize);
     for queue in all {
         while queue.touches(&range, &mut through) {
-            if began.elapsed() > LIMIT {
+            if waited.is_over(LIMIT) {
                 give_up();
                 if !fault::put_zeros(region.base as usize, region.mapped) {
                     std::process::abort();
@@ -291,7 +310,7 @@ pub(crate) fn let_go(region: &mut Region) {
                 region.mapped = 0;
                 return;
             }
-            std::thread::sleep(Duration::from_micros(50));
+            waited.step(|| std::thread::sleep(Duration::from_micros(50)));
         }
     }
 }

@@ -3,15 +3,20 @@
 use lasthop_guestmem::engine::{self, Account, Half, Tally, layout::PAGE_FAULT};
 use lasthop_guestmem::{GuestMemory, RegionSpec, install_fault_handler};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 /// A copy of so many bytes ends after a third of them; one of so many takes until it is let on, in either half.
 const FAILS: u32 = 3000;
 const RESTS: [u32; 2] = [7000, 7001];
 static GOES_ON: AtomicBool = AtomicBool::new(true);
 static RESTING: AtomicBool = AtomicBool::new(false);
+
+static IS_GIVEN_UP: AtomicBool = AtomicBool::new(false);
 
 struct Sum(Mutex<Option<Tally>>);
 
@@ -29,8 +34,26 @@ impl Account for Sum {
     }
 
     fn given_up(&self) {
-        panic!("it does not hang");
+        IS_GIVEN_UP.store(true, Ordering::Release);
     }
+}
+
+/// A copy of so many bytes has this process stopped, all of it, for longer than an engine may hang.
+const STOPS: u32 = 7500;
+static STOPPER: Mutex<Option<Child>> = Mutex::new(None);
+
+/// Waits for a line, and stops whoever has started it; says so a little later, so that those who wait look meanwhile.
+fn stopper() -> Child {
+    let script = "read line; kill -STOP $PPID; sleep 1; kill -CONT $PPID; sleep 0.05; echo";
+    Command::new("sh").args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap()
+}
+
+/// Returns when it has been stopped.
+fn be_stopped() {
+    let mut child = STOPPER.lock().unwrap().take().unwrap();
+    child.stdin.take().unwrap().write_all(b"\n").unwrap();
+    child.stdout.take().unwrap().read_exact(&mut [0]).unwrap();
+    child.wait().unwrap();
 }
 
 /// One test at a time, with the engine started and nothing counted.
@@ -45,9 +68,13 @@ fn begin() -> MutexGuard<'static, ()> {
                 std::thread::yield_now();
             }
         }
+        if (descriptor.size, half) == (STOPS, Half::Write) {
+            be_stopped();
+        }
         (descriptor.size == FAILS).then_some((PAGE_FAULT, FAILS / 3))
     })
     .unwrap();
+    assert!(!IS_GIVEN_UP.load(Ordering::Acquire), "it does not hang");
     *SUM.0.lock().unwrap() = None;
     guard
 }
@@ -155,6 +182,32 @@ fn goes_under(rests: u32) {
     goes.join().unwrap();
     assert_eq!(bytes(&seen, 0, rests as usize), bytes(&from, 0, rests as usize));
     assert!(engine::settle(&from));
+}
+
+/// All of the process is stopped for a second in the middle of a copy, by a signal, as a control group's freezer or a pause of the host's machine
+/// does. Nobody has run, so nobody hangs.
+#[test]
+fn a_stop_of_the_whole_process_is_no_hang() {
+    let _one = begin();
+    let (from, to) = (filled(1 << 16), GuestMemory::anonymous(1 << 16).unwrap());
+    for round in 0..2 {
+        *STOPPER.lock().unwrap() = Some(stopper());
+        let began = Instant::now();
+        copy(&from, &to, round * 8000, STOPS as usize);
+        assert!(engine::settle(&to), "it is made");
+        assert!(began.elapsed() > engine::LIMIT, "it was stopped");
+        assert_eq!(bytes(&to, round * 8000, STOPS as usize), bytes(&from, round * 8000, STOPS as usize));
+    }
+    // And while memory goes, which waits for the copy.
+    let to = map(&memfd(1 << 16), 1 << 16);
+    *STOPPER.lock().unwrap() = Some(stopper());
+    copy(&from, &to, 0, STOPS as usize);
+    while STOPPER.lock().unwrap().is_some() {
+        std::thread::yield_now();
+    }
+    drop(to);
+    assert!(engine::settle(&from) && !IS_GIVEN_UP.load(Ordering::Acquire));
+    assert_eq!(counted().copies, 3);
 }
 
 /// SIGBUS comes to the engine's thread.

@@ -19,13 +19,13 @@
 //! if the slot's word is the same before and after.
 
 use super::layout::{Completion, Descriptor, NONE, SUCCESS};
-use super::{Tally, run};
+use super::{Tally, Waited, run};
 use arrayvec::ArrayVec;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Mutex, PoisonError};
 use std::thread::Thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use zerocopy::transmute;
 
 /// Places of a queue: a burst's packets in two pieces each. What finds none is the processor's.
@@ -183,8 +183,8 @@ impl Queue {
     }
 
     /// Waits until there is a completion of each. Its thread. False: it took longer than so long.
-    pub(super) fn wait(&self, limit: Duration, began: Instant) -> bool {
-        let (mut batch, mut looks) = (self.batch(), 0);
+    pub(super) fn wait(&self, limit: Duration) -> bool {
+        let (mut batch, mut looks, mut waited) = (self.batch(), 0, Waited::default());
         loop {
             while batch.start < batch.end && self.is_over(batch.start) {
                 batch.start += 1;
@@ -196,8 +196,8 @@ impl Queue {
             match looks {
                 0..200 => std::hint::spin_loop(),
                 200..230 => std::thread::yield_now(),
-                _ if began.elapsed() > limit => return false,
-                _ => self.sleep(&batch),
+                _ if waited.is_over(limit) => return false,
+                _ => waited.step(|| self.sleep(&batch)),
             }
         }
     }
