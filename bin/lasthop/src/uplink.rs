@@ -233,10 +233,11 @@ fn table(list: &UplinkList) -> String {
             };
             let lost = if q.dropped > 0 { format!(", {} dropped", q.dropped) } else { String::new() };
             notes.push_str(&format!(
-                "{}: queue {} ({whose}): {}{lost}\n",
+                "{}: queue {} ({whose}): {}{lost}{}\n",
                 u.name,
                 q.queue,
-                counted(q.packets, "packet")
+                counted(q.packets, "packet"),
+                keeps(q, &u.guest_queues)
             ));
         }
         if let Some(what) = &u.waits_for {
@@ -260,6 +261,12 @@ pub fn whose(queue: &GuestQueue) -> Option<String> {
     }
 }
 
+/// How many frames it keeps, if that is fewer than the default queue, which keeps what rings have room for.
+pub fn keeps(queue: &GuestQueue, all: &[GuestQueue]) -> String {
+    let fewer = all.first().is_some_and(|default| queue.size < default.size);
+    if fewer { format!(", keeps {}", queue.size) } else { String::new() }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -271,7 +278,7 @@ mod tests {
             mac: mac.map(str::to_owned),
             vlan: (queue == 3).then_some(7),
             port: (queue > 2).then(|| "vm1".to_owned()),
-            size: 1024,
+            size: if queue == 4 { 64 } else { 1024 },
             packets: 7,
             dropped,
         };
@@ -287,7 +294,7 @@ mod tests {
         let expected = "net: queue 0 (shared): 7 packets\nnet: queue 1 (of 02:00:00:00:00:01): 7 packets, 3 dropped\n\
                         net: queue 2 (free): 7 packets\n\
                         net: queue 3 (of vm1, 02:00:00:00:00:01@7, kept for it): 7 packets\n\
-                        net: queue 4 (of vm1, kept for it): 7 packets\n";
+                        net: queue 4 (of vm1, kept for it): 7 packets, keeps 64\n";
         assert!(text.ends_with(expected), "{text}");
     }
 

@@ -21,7 +21,7 @@ fn tagged(vlan: u16, frame: &[u8]) -> Vec<u8> {
 /// Two ends of a wire: at one the guests of some ports, each with its address and settings; at the other one guest.
 struct Wire {
     left: Lasthop,
-    _right: Lasthop,
+    right: Lasthop,
     guests: Vec<Guest>,
     outside: Guest,
     dir: tempfile::TempDir,
@@ -47,7 +47,7 @@ impl Wire {
         let guest = |(name, mac, _): &(&str, MacAddr, &[&str])| Guest::connect(&socket(name), *mac, Options::default());
         let guests = ports.iter().map(guest).collect();
         let outside = Guest::connect(&socket("outside"), mac(0xee), Options::default());
-        Self { left, _right: right, guests, outside, dir, netns }
+        Self { left, right, guests, outside, dir, netns }
     }
 
     fn uplink() -> [&'static str; 2] {
@@ -86,6 +86,19 @@ impl Wire {
             let (_, frame) = self.guests[guest].recv("a frame", |_, f| number_of(f).is_some() && f[..6] == to.0);
             assert_eq!(number_of(&frame), Some(expected), "guest {guest}: out of order, lost or doubled");
         }
+    }
+
+    /// The uplink's process stands still while so many frames for this guest leave the other end, with numbers from 1 on.
+    fn send_while_it_stands(&mut self, guest: usize, frames: u32) {
+        let sent = |right: &Lasthop| right.json(&["uplink", "list"])["uplinks"][0]["to_network"]["packets"].as_u64();
+        let pid = self.net()["pid"].as_u64().expect("it runs") as u32;
+        proc::signal(pid, Signal::STOP);
+        let (before, to) = (sent(&self.right).unwrap_or(0), self.guests[guest].mac);
+        for number in 1..=frames {
+            self.outside.send(&numbered(self.outside.mac, to, number, 100));
+        }
+        wait_for("all to have gone out", PATIENCE, || sent(&self.right) >= Some(before + u64::from(frames)));
+        proc::signal(pid, Signal::CONT);
     }
 
     fn refused(&self, words: &[&str], why: &str) {
@@ -209,6 +222,35 @@ fn who_cannot_have_a_queue_is_told_why() {
     });
     wire.left.command(&["uplink", "add", "net", "v0", "--driver", "af_xdp", "--queues", "3"]);
     wait_for("both to have queues", PATIENCE, || ["b", "c"].iter().all(|port| wire.queue_of_port(port).is_some()));
+}
+
+/// What comes while nobody takes it waits, up to the size of the queue; what is older is dropped, and counted there.
+#[test]
+fn a_queue_keeps_as_many_frames_as_it_is_told() {
+    let ports: [(&str, MacAddr, &[&str]); 1] = [("a", mac(1), &["--queue-of", "net:64"])];
+    let mut wire = Wire::new(&ports, &["--uplink-limit-ms", "60000"]);
+    wire.guests[0].greet(&mut wire.outside, 100);
+    wire.has_queue("its queue", "a", mac(1));
+    wire.send(0, 0);
+    let (size, dropped) = (|wire: &Wire| wire.queue_of_port("a").unwrap()["size"].clone(), 200 - 64);
+    assert_eq!(size(&wire), 64);
+    wire.send_while_it_stands(0, 200);
+    let number = |wire: &mut Wire| wire.guests[0].recv("a frame", |_, f| number_of(f).is_some() && f[..6] == mac(1).0);
+    for expected in dropped + 1..=200 {
+        assert_eq!(number_of(&number(&mut wire).1), Some(expected), "the newest stay, in order");
+    }
+    wait_for("the others to be counted", PATIENCE, || wire.queue_of_port("a").unwrap()["dropped"] == dropped);
+    // It changes while frames pass, up to what the rings have room for.
+    wire.refused(&["port", "set", "a", "--queue-of", "net:769"], "a queue of net keeps 768 frames at most");
+    wire.left.command(&["port", "set", "a", "--queue-of", "net:200"]);
+    wait_for("another size", PATIENCE, || size(&wire) == 200);
+    wire.send_while_it_stands(0, 200);
+    for expected in 1..=200 {
+        assert_eq!(number_of(&number(&mut wire).1), Some(expected), "there is room for all");
+    }
+    wire.left.command(&["port", "set", "a", "--queue-of", "net"]);
+    wait_for("all of the rings", PATIENCE, || size(&wire) == 768);
+    assert_eq!(wire.queue_of_port("a").unwrap()["dropped"], dropped);
 }
 
 /// The file names a port before the uplink at which it has a queue, and another one that gives its queue back for it.

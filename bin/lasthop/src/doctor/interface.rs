@@ -3,6 +3,7 @@
 use super::facts::{Facts, Way, quoted};
 use super::finding::Finding;
 use lasthop_api::{Port, Uplink};
+use lasthop_policy::QueueOf;
 
 /// An interface whose process gives no reason of its own waits like this for a moment only.
 const TROUBLED: [&str; 2] = ["starting", "waiting"];
@@ -45,8 +46,9 @@ pub fn findings(facts: &Facts<'_>) -> Vec<Finding> {
 /// Ports that are to have a queue of their own at an uplink, and have none there.
 fn without_queues<'a>(facts: &'a Facts<'_>) -> impl Iterator<Item = Finding> + 'a {
     facts.now.ports.iter().filter_map(|port| {
-        let net = &port.settings.iter().find(|set| set.name == lasthop_policy::QUEUE_OF)?.value;
-        let uplink = facts.now.interfaces.iter().find(|interface| interface.name == *net && !interface.guest);
+        let wanted = &port.settings.iter().find(|set| set.name == lasthop_policy::QUEUE_OF)?.value;
+        let net = wanted.parse::<QueueOf>().ok()?.uplink;
+        let uplink = facts.now.interfaces.iter().find(|interface| interface.name == net && !interface.guest);
         let remedy = match uplink {
             Some(uplink) if uplink.guest_queues.iter().any(|queue| queue.port.as_ref() == Some(&port.name)) => return None,
             // Its process has not told of queues yet.
@@ -247,7 +249,7 @@ mod tests {
 
     #[test]
     fn a_port_that_is_to_have_a_queue_has_one() {
-        let set = Field { name: "queue-of".into(), value: "net".into() };
+        let set = Field { name: "queue-of".into(), value: "net:256".into() };
         let ports = [Port { name: "vm1".into(), settings: vec![set], ..Port::default() }];
         let kept = GuestQueue { port: Some("vm1".into()), ..GuestQueue::default() };
         let net = |guest_queues| vec![Uplink { guest_queues, ..uplink("net", "up") }];

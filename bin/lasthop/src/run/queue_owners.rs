@@ -2,10 +2,11 @@
 
 use super::store::SavedUplink;
 use super::supervisor::Supervisor;
+use lasthop_management_ipc::PortConfig;
 use lasthop_policy::PortSettings;
 use lasthop_text::counted;
 use lasthop_types::PortId;
-use lasthop_uplink_ipc::{QueueOwner, UplinkDriver, VlanMac};
+use lasthop_uplink_ipc::{QueueOwner, UplinkDriver, VlanMac, xdp_ring};
 use std::collections::BTreeMap;
 use tracing::warn;
 
@@ -25,10 +26,20 @@ fn own_queues(spec: &SavedUplink) -> Result<usize, String> {
     }
 }
 
+/// A port that is to have a queue.
+#[derive(Debug)]
+struct Owner {
+    port: PortId,
+    name: String,
+    /// Frames that may wait in it.
+    size: Option<u16>,
+}
+
 impl Supervisor {
     /// Whether the port can have the queue that these settings say it has.
     pub(super) fn check_queue_of(&self, name: &str, settings: &PortSettings) -> Result<(), String> {
-        let Some(net) = &settings.queue_of else { return Ok(()) };
+        let Some(wanted) = &settings.queue_of else { return Ok(()) };
+        let net = &wanted.uplink;
         let of_name = |spec: &&SavedUplink| spec.name == *net && !spec.guest;
         let there = self.uplinks.values().filter(|uplink| !uplink.is_leaving()).map(|uplink| &uplink.spec);
         let Some(spec) = there.clone().find(of_name) else {
@@ -37,8 +48,14 @@ impl Supervisor {
             ));
         };
         let queues = own_queues(spec).map_err(|e| format!("queue-of={net}: {e}"))?;
-        let others = self.owners(net).into_iter().filter(|(_, other)| other != name).map(|(_, other)| other);
-        let others: Vec<_> = others.collect();
+        let most = u32::from(xdp_ring(spec.queues)) * u32::from(spec.queues);
+        if let Some(size) = wanted.size.filter(|size| u32::from(*size) > most) {
+            return Err(format!(
+                "queue-of={net}:{size}: a queue of {net} keeps {most} frames at most; write {net}:{most} or less, or {net} for all it has"
+            ));
+        }
+        let others: Vec<_> =
+            self.owners(net).into_iter().map(|owner| owner.name).filter(|other| other != name).collect();
         if others.len() < queues {
             return Ok(());
         }
@@ -51,11 +68,13 @@ impl Supervisor {
     }
 
     /// Ports that are to have a queue at an uplink, those first that have been there for longer.
-    fn owners(&self, net: &str) -> Vec<(PortId, String)> {
-        let wants = |name: &str| self.settings.get(name).is_some_and(|set| set.queue_of.as_deref() == Some(net));
-        let owners = self.configs().into_iter().filter(|config| wants(&config.name));
-        let mut owners: Vec<_> = owners.map(|config| (config.id, config.name)).collect();
-        owners.sort();
+    fn owners(&self, net: &str) -> Vec<Owner> {
+        let owner = |config: PortConfig| {
+            let wanted = self.settings.get(&config.name)?.queue_of.as_ref().filter(|wanted| wanted.uplink == net)?;
+            Some(Owner { port: config.id, name: config.name, size: wanted.size })
+        };
+        let mut owners: Vec<_> = self.configs().into_iter().filter_map(owner).collect();
+        owners.sort_by_key(|owner| owner.port);
         owners
     }
 
@@ -76,9 +95,13 @@ impl Supervisor {
                 continue;
             }
             let stations = |port: PortId| self.stations.get(&port.0).cloned().unwrap_or_default();
-            let owners = self.owners(&uplink.spec.name).into_iter().map(|(port, _)| port);
             let most = own_queues(&uplink.spec).unwrap_or(0);
-            let owners = owners.take(most).map(|port| QueueOwner { port: port.0, stations: stations(port) });
+            let owners = self.owners(&uplink.spec.name).into_iter().take(most);
+            let owners = owners.map(|Owner { port, size, .. }| QueueOwner {
+                port: port.0,
+                stations: stations(port),
+                size: size.map(u32::from),
+            });
             wanted.insert(*id, owners.collect());
         }
         for (id, owners) in wanted {

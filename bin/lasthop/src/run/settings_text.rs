@@ -36,7 +36,7 @@ fn value_of(setting: &str) -> &'static str {
         "engine" => "poll-CPU",
         "link" => "up|down",
         "static-mac" => "MAC[@VLAN]",
-        "queue-of" => "UPLINK",
+        "queue-of" => "UPLINK[:FRAMES]",
         _ => "RATE",
     }
 }

@@ -129,7 +129,13 @@ fn interface(of: &Uplink) -> Vec<String> {
     lines.extend(of.guest_queues.iter().map(|queue| {
         let nobody = if queue.queue == 0 { "shared" } else { "free" };
         let whose = crate::uplink::whose(queue).unwrap_or_else(|| nobody.into());
-        format!("queue {} ({whose}): {}, {} dropped", queue.queue, counted(queue.packets, "packet"), queue.dropped)
+        let keeps = crate::uplink::keeps(queue, &of.guest_queues);
+        format!(
+            "queue {} ({whose}): {}, {} dropped{keeps}",
+            queue.queue,
+            counted(queue.packets, "packet"),
+            queue.dropped
+        )
     }));
     lines
 }

@@ -15,12 +15,13 @@
 //! | [`Vmq::alloc_queue`] | `vmq_alloc_queue` | `OID_RECEIVE_FILTER_ALLOCATE_QUEUE` | allocate queue |
 //! | [`Vmq::free_queue`] | `vmq_free_queue` | `OID_RECEIVE_FILTER_FREE_QUEUE` | free queue |
 //! | [`Vmq::get_size`] | `vmq_get_size` | | |
+//! | [`Vmq::set_size`] | `vmq_set_size` | | |
 //! | [`Vmq::set_mac`], [`Vmq::change_macs`] | `vmq_set_mac` | `OID_RECEIVE_FILTER_SET_FILTER` | apply filter |
 //! | [`Vmq::enable_queue`] | `vmq_enable_queue` | `OID_RECEIVE_FILTER_QUEUE_ALLOCATION_COMPLETE` | |
 //! | [`Vmq::disable_queue`] | `vmq_disable_queue` | `OID_RECEIVE_FILTER_CLEAR_FILTER` | remove filter |
 //!
-//! There is no `vmq_set_size`: a ring's size is chosen when its socket is bound, and the sandbox comes after that. What the
-//! paper's `vmq_alloc_skb`, `vmq_free_skb` and `vmq_netif_rx` do with buffers, the rings themselves do.
+//! A ring's size is chosen when its socket is bound, and the sandbox comes after that: `set_size` bounds how much of its rings a queue
+//! uses, up to all. What the paper's `vmq_alloc_skb`, `vmq_free_skb` and `vmq_netif_rx` do with buffers, the rings themselves do.
 
 pub mod manager;
 pub mod policy;
@@ -37,6 +38,10 @@ pub trait Filter {
     fn unsteer(&mut self, station: VlanMac, queue: u16);
     /// Frames that a queue can keep.
     fn size(&self, queue: u16) -> u32;
+    /// It keeps so many from now on; false if the device cannot.
+    fn resize(&mut self, queue: u16, frames: u32) -> bool;
+    /// Most frames that it could keep.
+    fn most(&self, queue: u16) -> u32;
 }
 
 /// Why an operation was not carried out: it came out of turn.
@@ -113,9 +118,10 @@ impl<F: Filter> Vmq<F> {
         Ok(())
     }
 
-    /// Gives a queue back that is not enabled.
+    /// Gives a queue back that is not enabled. It has its full size again.
     pub fn free_queue(&mut self, queue: u16) -> Result<(), VmqError> {
         self.allocated(queue)?;
+        self.filter.resize(queue, self.filter.most(queue));
         self.put(queue, State::Free);
         Ok(())
     }
@@ -123,6 +129,16 @@ impl<F: Filter> Vmq<F> {
     /// Frames that the queue can keep.
     pub fn get_size(&self, queue: u16) -> u32 {
         self.filter.size(queue)
+    }
+
+    /// The queue keeps so many frames from now on, 1 to as many as its rings have room for. It may be enabled: what it has beyond that is
+    /// dropped, the oldest first.
+    pub fn set_size(&mut self, queue: u16, frames: u32) -> Result<(), VmqError> {
+        match self.queues.get(usize::from(queue)) {
+            None | Some(State::Free) => Err(VmqError::NotAllocated),
+            Some(_) if self.filter.resize(queue, frames) => Ok(()),
+            Some(_) => Err(VmqError::Device),
+        }
     }
 
     /// Associates the queue with an address of its guest, beside those it has.
@@ -224,6 +240,7 @@ mod tests {
     #[derive(Debug, Default)]
     struct Nic {
         filters: BTreeMap<VlanMac, u16>,
+        sizes: BTreeMap<u16, u32>,
     }
 
     impl Filter for Nic {
@@ -233,7 +250,15 @@ mod tests {
         fn unsteer(&mut self, station: VlanMac, queue: u16) {
             assert_eq!(self.filters.remove(&station), Some(queue));
         }
-        fn size(&self, _: u16) -> u32 {
+        fn size(&self, queue: u16) -> u32 {
+            self.sizes.get(&queue).copied().unwrap_or(256)
+        }
+        fn resize(&mut self, queue: u16, frames: u32) -> bool {
+            let fits = (1..=256).contains(&frames);
+            fits.then(|| self.sizes.insert(queue, frames));
+            fits
+        }
+        fn most(&self, _: u16) -> u32 {
             256
         }
     }
@@ -264,6 +289,18 @@ mod tests {
         assert_eq!((vmq.disable_queue(1), vmq.free_queue(1)), (Ok(()), Ok(())));
         assert_eq!(vmq.filter().filters, BTreeMap::from([(b, 2)]));
         assert_eq!((vmq.guest_of(1), vmq.avail_queues()), (&[][..], 1));
+    }
+
+    #[test]
+    fn a_queue_has_a_size_as_long_as_it_is_somebody_s() {
+        let mut vmq = Vmq::new(Nic::default(), 2);
+        assert_eq!(vmq.set_size(1, 64), Err(VmqError::NotAllocated));
+        assert_eq!((vmq.alloc_queue(1), vmq.set_size(1, 64), vmq.get_size(1)), (Ok(()), Ok(()), 64));
+        assert_eq!([0, 257].map(|frames| vmq.set_size(1, frames)), [Err(VmqError::Device); 2]);
+        assert_eq!((vmq.set_mac(1, (0, MacAddr([2; 6]))), vmq.enable_queue(1)), (Ok(()), Ok(())));
+        assert_eq!((vmq.set_size(1, 200), vmq.get_size(1)), (Ok(()), 200));
+        assert_eq!((vmq.disable_queue(1), vmq.free_queue(1), vmq.get_size(1)), (Ok(()), Ok(()), 256));
+        assert_eq!(vmq.set_size(0, 64), Err(VmqError::NotAllocated), "the default queue is everybody's");
     }
 
     #[test]

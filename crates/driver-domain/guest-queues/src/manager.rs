@@ -2,7 +2,7 @@
 
 use super::policy::{Change, Owner, Policy};
 use super::steering::{Steerer, Steering};
-use super::{Vmq, VmqError};
+use super::{Filter, Vmq, VmqError};
 use lasthop_sys::EventFd;
 use lasthop_uplink_ipc::{QueueOwner, UplinkQueue, VlanMac};
 use std::collections::BTreeMap;
@@ -22,6 +22,8 @@ pub struct Manager {
     policy: Policy,
     /// Addresses of each port that is pinned to the device.
     pinned: BTreeMap<u32, Vec<VlanMac>>,
+    /// Frames that the queues of some of them are to keep; those of others keep what they can.
+    sizes: BTreeMap<u32, u32>,
     /// Frames for each address at the last sample.
     before: BTreeMap<VlanMac, u64>,
     sampled: Option<Instant>,
@@ -36,6 +38,7 @@ impl Manager {
             vmq: Vmq::new(Steerer::new(steering), queues),
             policy: Policy::new(queues),
             pinned: BTreeMap::new(),
+            sizes: BTreeMap::new(),
             before: BTreeMap::new(),
             sampled: None,
             silent: 0,
@@ -63,6 +66,7 @@ impl Manager {
     /// few. Of a port that has said nothing yet no address is known.
     pub fn pin(&mut self, owners: Vec<QueueOwner>, now: Instant) {
         let ports: Vec<u32> = owners.iter().map(|owner| owner.port).collect();
+        self.sizes = owners.iter().filter_map(|owner| Some((owner.port, owner.size?))).collect();
         self.pinned = owners.into_iter().map(|owner| (owner.port, owner.stations)).collect();
         let changes = self.policy.pin(&ports);
         self.carry_out_all(changes);
@@ -132,6 +136,9 @@ impl Manager {
         let owners = (1..self.vmq.filter().steering().queues()).map(|queue| (queue, self.policy.owner_of(queue)));
         for (queue, owner) in owners.collect::<Vec<_>>() {
             let Some(Owner::Pinned(port)) = owner else { continue };
+            let most = self.vmq.filter().most(queue);
+            let size = self.sizes.get(&port).map_or(most, |size| most.min(*size));
+            let _ = self.vmq.set_size(queue, size);
             let stations = self.pinned.get(&port).cloned().unwrap_or_default();
             let (policy, pinned) = (&self.policy, &self.pinned);
             let dispensable = |old| policy.queue_of(old) == 0 && !Self::is_pinned(pinned, old);
@@ -231,7 +238,7 @@ mod tests {
     }
 
     fn owner(port: u32, stations: &[VlanMac]) -> QueueOwner {
-        QueueOwner { port, stations: stations.to_vec() }
+        QueueOwner { port, stations: stations.to_vec(), size: None }
     }
 
     #[test]
@@ -267,6 +274,28 @@ mod tests {
         device.manager.pin(Vec::new(), device.now);
         device.run(1, &[]);
         assert_eq!(has(&device), [1, 0, 0]);
+    }
+
+    #[test]
+    fn a_pinned_port_s_queue_keeps_what_it_is_told() {
+        let mut device = Device::new(3);
+        let sizes = |device: &Device| device.manager.queues().iter().map(|queue| queue.size).collect::<Vec<_>>();
+        let mut pin = |device: &mut Device, size| {
+            device.manager.pin(vec![QueueOwner { size, ..owner(5, &[mac(1)]) }], device.now);
+        };
+        pin(&mut device, Some(16));
+        assert_eq!(sizes(&device), [64, 16, 64]);
+        assert_eq!(device.steering.lane(1).unwrap().size(), 16);
+        // It changes while the guest has it; what is more than the rings have room for is all of that.
+        pin(&mut device, Some(1000));
+        assert_eq!(sizes(&device), [64; 3]);
+        pin(&mut device, Some(32));
+        assert_eq!((sizes(&device), device.arrive(mac(1), 0)), (vec![64, 32, 64], 1));
+        // Who has the queue next has all of it.
+        device.manager.pin(Vec::new(), device.now);
+        assert_eq!(sizes(&device), [64; 3]);
+        device.steering.lane(2).unwrap().drop_surplus(3);
+        assert_eq!(device.manager.queues()[2].dropped, 3);
     }
 
     /// At rest nothing comes that would have anybody look.

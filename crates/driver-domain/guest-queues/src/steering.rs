@@ -42,7 +42,11 @@ pub struct Lane {
     /// Frames that the kernel had no room for in its rings, so far.
     dropped: Dropped,
     /// Frames that its rings can keep.
-    size: u32,
+    most: u32,
+    /// Of those it keeps so many.
+    size: AtomicU32,
+    /// Frames that were more than that.
+    surplus: AtomicU64,
 }
 
 impl Lane {
@@ -50,7 +54,23 @@ impl Lane {
     /// `size`: frames that they can keep.
     pub fn new(wake: EventFd, dropped: impl Fn() -> u64 + Send + Sync + 'static, size: u32) -> Self {
         let dropped = Dropped(Box::new(dropped));
-        Self { packets: AtomicU64::new(0), held: AtomicBool::new(false), wake, dropped, size }
+        let (packets, held, surplus) = (AtomicU64::new(0), AtomicBool::new(false), AtomicU64::new(0));
+        Self { packets, held, wake, dropped, most: size, size: AtomicU32::new(size), surplus }
+    }
+
+    /// Frames that may wait in it, and as many may be with the switch.
+    pub fn size(&self) -> u32 {
+        self.size.load(Relaxed)
+    }
+
+    /// The same, if that is less than its rings have room for.
+    pub fn bound(&self) -> Option<u32> {
+        Some(self.size()).filter(|size| *size < self.most)
+    }
+
+    /// So many frames were dropped because it keeps no more.
+    pub fn drop_surplus(&self, frames: u64) {
+        self.surplus.fetch_add(frames, Relaxed);
     }
 
     /// Whether it is to wait for the default queue before it takes its first frames.
@@ -107,9 +127,9 @@ impl Steering {
         self.lanes.get(usize::from(queue))
     }
 
-    /// Frames that the kernel had no room for in the queue's rings.
+    /// Frames that the kernel had no room for in the queue's rings, and those that were more than the queue keeps.
     pub fn dropped(&self, queue: u16) -> u64 {
-        self.lane(queue).map_or(0, |lane| (lane.dropped.0)())
+        self.lane(queue).map_or(0, |lane| (lane.dropped.0)() + lane.surplus.load(Relaxed))
     }
 
     /// A queue carried packets from the network.
@@ -271,7 +291,22 @@ impl Filter for Steerer {
     }
 
     fn size(&self, queue: u16) -> u32 {
-        self.steering.lane(queue).map_or(0, |lane| lane.size)
+        self.steering.lane(queue).map_or(0, Lane::size)
+    }
+
+    fn resize(&mut self, queue: u16, frames: u32) -> bool {
+        let Some(lane) = self.steering.lane(queue).filter(|lane| (1..=lane.most).contains(&frames)) else {
+            return false;
+        };
+        if lane.size.swap(frames, Relaxed) != frames {
+            // It may have more than that, or room again.
+            lane.wake.signal();
+        }
+        true
+    }
+
+    fn most(&self, queue: u16) -> u32 {
+        self.steering.lane(queue).map_or(0, |lane| lane.most)
     }
 }
 

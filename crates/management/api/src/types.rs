@@ -278,11 +278,11 @@ pub struct GuestQueue {
     pub vlan: Option<u16>,
     /// The port that has it whatever the load, because it was told so (`queue-of`).
     pub port: Option<String>,
-    /// Packets that its rings can keep.
+    /// Packets that may wait in it: as many as its rings have room for, unless the port was told another number.
     pub size: u32,
     /// Packets from the network that it carried.
     pub packets: u64,
-    /// Packets that its rings had no room for.
+    /// Packets that it had no room for.
     pub dropped: u64,
 }
 

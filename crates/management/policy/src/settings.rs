@@ -1,5 +1,6 @@
 //! What a port is told to do, beside access lists: its VLANs, whose addresses it may use, whom it talks to.
 
+mod queue_of;
 mod values;
 
 use crate::acl::Prefix;
@@ -10,6 +11,7 @@ use crate::statics::{MAX_STATIC, StaticMac};
 use crate::vlans::{ParseVlansError, Vlans, vlan_id};
 use lasthop_text::MacAddr;
 use lasthop_text::parse_mac;
+pub use queue_of::QueueOf;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::net::IpAddr;
@@ -73,7 +75,7 @@ pub struct PortSettings {
     /// Addresses that live there, whether or not they say anything, and nowhere else. Of uplinks too.
     pub static_macs: Vec<StaticMac>,
     /// The uplink at which it has a queue of its own, whatever the load.
-    pub queue_of: Option<String>,
+    pub queue_of: Option<QueueOf>,
 }
 
 /// Names of settings, as [`PortSettings::change`] and the option `--port` know them.
@@ -179,7 +181,7 @@ impl PortSettings {
             "snooping" => self.snooping = on(value)?,
             "link" => self.link_down = link(value)?,
             STATIC_MAC => self.set_static(value, first)?,
-            QUEUE_OF => self.queue_of = queue_of(value)?,
+            QUEUE_OF => self.queue_of = if is_none(value) { None } else { Some(value.parse()?) },
             "mac" => list(&mut self.macs, value, first, own_address)?,
             "addr" => list(&mut self.addrs, value, first, address)?,
             _ => return Err(format!("there is no such setting; there are {}", SETTINGS.join(", "))),
@@ -302,7 +304,7 @@ impl PortSettings {
             self.link_down.then(|| "down".to_owned()),
             flag(self.snooping),
             joined(self.static_macs.iter().map(|entry| text(entry)).collect()),
-            self.queue_of.clone(),
+            self.queue_of.as_ref().map(ToString::to_string),
         ];
         SETTINGS.iter().zip(values).filter_map(|(name, value)| value.map(|value| (*name, value))).collect()
     }
@@ -412,14 +414,6 @@ fn min_rate(value: &str) -> Result<Option<Rate>, String> {
         }
         rate => Ok(rate),
     }
-}
-
-fn queue_of(value: &str) -> Result<Option<String>, String> {
-    if is_none(value) {
-        return Ok(None);
-    }
-    crate::check_name(value).map_err(|e| format!("{e}; write the name of an uplink, {OR_NONE}"))?;
-    Ok(Some(value.to_owned()))
 }
 
 /// `off` is a value here.

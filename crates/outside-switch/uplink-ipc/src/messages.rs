@@ -46,6 +46,13 @@ pub struct QueueOwner {
     pub port: u32,
     /// The addresses that are known to be behind it, at most [`OWNED_STATIONS`].
     pub stations: Vec<VlanMac>,
+    /// Frames that its queue is to keep; if nothing is said, or more than it can, as many as it can.
+    pub size: Option<u32>,
+}
+
+/// Frames that one of so many queue pairs of an AF_XDP device can keep of each of its queues.
+pub fn xdp_ring(pairs: u16) -> u16 {
+    (1024 / pairs.next_power_of_two()).max(128)
 }
 
 /// Most addresses whose frames go to one queue.

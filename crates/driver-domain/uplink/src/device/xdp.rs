@@ -18,7 +18,7 @@ use crate::room::{Fill, Interface, Plan, Receiver, Sender, dropped, first_socket
 use crate::survival::ledger::{Holder, Ledger, note};
 use crate::survival::progress::Reading;
 use arrayvec::ArrayVec;
-use frames::{deliver, deliver_merged, take_frames};
+use frames::{deliver, deliver_merged, drop_surplus, room_of, take_frames};
 use inbox::{Home, Inbox, Inboxes};
 use lasthop_aggregation::{BURST, Merger, SNAPSHOT};
 use lasthop_frame::{VnetHdr, sum};
@@ -263,7 +263,12 @@ impl Xdp {
         let ledger = sockets.ledger.as_deref();
         give_back(&mut sockets.sender, pair, ledger, sockets.umem);
         pair.from_network.reclaim_all()?;
+        let lane = sockets.steering.as_ref().and_then(|steering| steering.lane(queue));
+        if let Some(lane) = lane {
+            drop_surplus(&mut sockets.inboxes, pair, lane)?;
+        }
         sockets.inboxes.fill(pair, ledger);
+        let most = room_of(&sockets.inboxes, lane);
         if let Some(steering) = &sockets.steering
             && let Some(got) = hand_over(steering, queue, &sockets.inboxes, &mut sockets.asked, &mut sockets.waits)
         {
@@ -271,7 +276,7 @@ impl Xdp {
         }
         let inboxes = &mut sockets.inboxes;
         self.burst.clear();
-        let (taken, stalled) = take_frames(inboxes, &mut self.burst, pair, ledger, counters)?;
+        let (taken, stalled) = take_frames(inboxes, &mut self.burst, pair, (most, ledger), counters)?;
         inboxes.taken += taken as u64;
         let (before, read) =
             (pair.from_network.position(), inboxes.all.first().map_or(0, |first| first.receiver.next()));
@@ -364,7 +369,7 @@ fn hand_over(
         return Some(Got::All);
     }
     let (ticket, since) = *waits.get_or_insert_with(|| (steering.ask(), Instant::now()));
-    if !steering.is_answered(ticket) && !inboxes.is_filling() && since.elapsed() <= HAND_OVER {
+    if !steering.is_answered(ticket) && !inboxes.is_filling(lane.bound()) && since.elapsed() <= HAND_OVER {
         return Some(Got::Stalled);
     }
     lane.begin();

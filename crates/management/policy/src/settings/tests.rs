@@ -20,6 +20,8 @@ fn what_is_said_is_shown_and_kept() {
         ("mac=5254000000aB", "mac=52:54:00:00:00:ab"),
         ("link=down", "link=down"),
         ("weight=1", "weight=1"),
+        ("queue-of=net", "queue-of=net"),
+        ("queue-of=net:64", "queue-of=net:64"),
         ("priority=1", "priority=1"),
         ("weight=2 max-ring=512", "max-ring=512 weight=2"),
         (
@@ -128,6 +130,8 @@ fn what_is_wrong_is_said_with_what_to_write() {
         ("weight=1001", "from 1 to 1000"),
         ("priority=3", "write 0, 1 or 2 (above all others), or none for the default, 0"),
         ("queue-of=a,b", "write the name of an uplink, or none to take it back"),
+        ("queue-of=net:63", "\"63\" is not a number of frames, 64 or more; write net:256, or net for all it has"),
+        ("queue-of=net:70000", "\"70000\" is not a number of frames"),
         ("max-ring=63", "a number of entries from 64 to 32768, or none for no bound"),
         ("max-ring=65536", "from 64 to 32768"),
         ("link=on", "write up or down"),

@@ -2,12 +2,44 @@
 
 use super::*;
 
-/// Takes a burst of frames from the queues in turn: how many, and whether more are there and have no room.
+/// Drops frames that are more than the queue [keeps](Lane::bound), of each of its rings the oldest first. It returns their slots, which
+/// [`Inboxes::fill`] gives back.
+pub(super) fn drop_surplus(inboxes: &mut Inboxes, pair: &mut Pair, lane: &Lane) -> Result<(), DeviceError> {
+    let Some(bound) = lane.bound() else { return Ok(()) };
+    let surplus = inboxes.waiting().saturating_sub(bound.into());
+    if surplus == 0 {
+        return Ok(());
+    }
+    let (mut left, count, first) = (surplus, inboxes.all.len(), inboxes.first);
+    for i in 0..count {
+        let Some(inbox) = inboxes.all.get_mut((first + i) % count) else { break };
+        while left > 0 {
+            let Some((offset, len)) = inbox.take() else { break };
+            let (slot, _) = pair.from_network.slot_of(offset, len).ok_or(DeviceError::Io(Errno::FAULT))?;
+            pair.from_network.put_back(slot);
+            left -= 1;
+        }
+        inbox.receiver.taken();
+    }
+    inboxes.taken += surplus - left;
+    lane.drop_surplus(surplus - left);
+    Ok(())
+}
+
+/// How many frames the switch may get at once of a queue that keeps no more than it is told. After [`Inboxes::fill`]: what the switch has
+/// given back counts no more, or nobody would say when there is room.
+pub(super) fn room_of(inboxes: &Inboxes, lane: Option<&Lane>) -> usize {
+    let bound = lane.and_then(Lane::bound).map(u64::from);
+    let room = bound.and_then(|bound| usize::try_from(bound.saturating_sub(inboxes.held())).ok());
+    room.map_or(BURST, |room| room.min(BURST))
+}
+
+/// Takes `most` frames from the queues in turn: how many, and whether more are there and have no room.
 pub(super) fn take_frames(
     inboxes: &mut Inboxes,
     burst: &mut ArrayVec<Frame, BURST>,
     pair: &mut Pair,
-    ledger: Option<&Ledger>,
+    (most, ledger): (usize, Option<&Ledger>),
     counters: &Counters,
 ) -> Result<(usize, bool), DeviceError> {
     let (mut room, mut taken, mut stalled) = (usize::from(pair.from_network.ring.free()), 0, false);
@@ -16,7 +48,7 @@ pub(super) fn take_frames(
     for i in 0..count {
         let Some(inbox) = inboxes.all.get_mut((first + i) % count) else { break };
         while taken < BURST {
-            if room == 0 || (count > 1 && inbox.is_full()) {
+            if room == 0 || taken == most || (count > 1 && inbox.is_full()) {
                 stalled |= inbox.receiver.waiting() > 0;
                 break;
             }

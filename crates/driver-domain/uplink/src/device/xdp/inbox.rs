@@ -14,6 +14,7 @@ use crate::memory::MemoryConfig;
 use crate::pair::Pair;
 use crate::room::{Fill, Plan, Receiver};
 use crate::survival::ledger::{Holder, Ledger, note};
+use lasthop_uplink_ipc::xdp_ring;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -26,7 +27,7 @@ const MARGIN: u16 = 256;
 
 /// Frames that a socket's ring can keep, and as many may be with the switch.
 pub fn ring_of(pairs: u16) -> u16 {
-    (1024 / pairs.next_power_of_two()).max(128)
+    xdp_ring(pairs)
 }
 
 /// Memory of so many pairs.
@@ -127,9 +128,15 @@ impl Inboxes {
         self.all.iter().map(|inbox| u64::from(inbox.receiver.waiting())).sum()
     }
 
-    /// One of them is half full.
-    pub fn is_filling(&self) -> bool {
+    /// Frames that the switch has, or that are on the way back.
+    pub fn held(&self) -> u64 {
+        self.all.iter().map(|inbox| u64::from(inbox.held)).sum()
+    }
+
+    /// One of them is half full, or there is half of what all of them keep.
+    pub fn is_filling(&self, bound: Option<u32>) -> bool {
         self.all.iter().any(|inbox| inbox.receiver.waiting() > inbox.receiver.size() / 2)
+            || bound.is_some_and(|bound| self.waiting() > u64::from(bound / 2))
     }
 
     /// Spare slots go to the kernel, each to the queue it belongs to.
