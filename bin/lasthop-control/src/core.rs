@@ -2,7 +2,7 @@
 
 use cpu::CpuRequest;
 use health::Health;
-use lasthop_api::{ApiError, LogLevelList, OpenVswitch, Upgraded};
+use lasthop_api::{ApiError, LogLevelList, OpenVswitch};
 use lasthop_ipc::{FromControl, PortInfo, PortState, ToControl, UpcallPacket};
 use lasthop_management_ipc::{ControlToSupervisor, DeviceState, PortConfig, SupervisorToControl};
 use lasthop_policy::acl::Book;
@@ -71,6 +71,7 @@ use settings::PortRequest;
 use statistics::StatsWanted;
 use stuck_uplinks::StuckUplinks;
 pub(crate) use upgrade::Upgrade;
+use upgrade::Upgrades;
 pub(crate) use uplinks::UplinkCall;
 use uplinks::UplinkRequest;
 
@@ -172,7 +173,7 @@ pub(crate) struct Core {
     requests: BTreeMap<u64, PortRequest>,
     uplink_requests: BTreeMap<u64, UplinkRequest>,
     cpu_requests: BTreeMap<u64, CpuRequest>,
-    upgrades: BTreeMap<u64, Answer<Upgraded>>,
+    upgrades: Upgrades,
     engine_lists: EngineLists,
     /// Ports that are uplinks, and the VLANs that each carries.
     uplinks: Uplinks,
@@ -254,7 +255,7 @@ impl Core {
             requests: BTreeMap::new(),
             uplink_requests: BTreeMap::new(),
             cpu_requests: BTreeMap::new(),
-            upgrades: BTreeMap::new(),
+            upgrades: Upgrades::new(),
             engine_lists: EngineLists::new(),
             uplinks: Uplinks::new(),
             devices: BTreeMap::new(),

@@ -231,7 +231,7 @@ impl Api {
 fn engine_kind(name: &str) -> Result<EngineKind, ApiError> {
     EngineKind::from_name(name).ok_or_else(|| {
         let names = EngineKind::ALL.map(EngineKind::name).join(", ");
-        ApiError::UpgradeRefused { message: format!("there is no kind of engine {name:?}; there are {names}") }
+        ApiError::EngineRefused { message: format!("there is no kind of engine {name:?}; there are {names}") }
     })
 }
 
@@ -327,7 +327,7 @@ impl Api {
     }
 
     async fn engine_move(&self, port: String, engine: String, attempt: String) -> Result<Upgraded, ApiError> {
-        self.change_engines(EngineChange::Place(port, engine), attempt).await
+        self.change_engines(EngineChange::Move(port, engine), attempt).await
     }
 
     async fn engine_set(

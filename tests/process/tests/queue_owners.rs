@@ -2,12 +2,11 @@
 //! address in different VLANs. The wire is a veth pair with several queues in a network namespace, a lasthop at each end.
 
 use lasthop_tests_process::{
-    Guest, Lasthop, Netns, Options, PATIENCE, Port, binary, mac, number_of, numbered, proc, scratch, wait_for,
+    Guest, Lasthop, Netns, Options, PATIENCE, Port, mac, number_of, numbered, proc, release, scratch, wait_for,
 };
 use lasthop_text::MacAddr;
 use rustix::process::Signal;
 use serde_json::Value;
-use std::path::{Path, PathBuf};
 
 const QUEUES: u16 = 3;
 /// Frames at a time: fewer than anybody has buffers.
@@ -122,17 +121,6 @@ fn packets(queue: &Value) -> u64 {
     queue["packets"].as_u64().expect("a number")
 }
 
-/// A directory with all programs, of which `lasthop` is another file.
-fn release(dir: &Path) -> PathBuf {
-    let release = dir.join("release");
-    std::fs::create_dir(&release).unwrap();
-    for program in ["lasthop-switch", "lasthop-control", "lasthop-session", "lasthop-uplink"] {
-        std::os::unix::fs::symlink(binary(program), release.join(program)).unwrap();
-    }
-    std::fs::copy(binary("lasthop"), release.join("lasthop")).unwrap();
-    release
-}
-
 #[test]
 fn a_port_keeps_its_queue_whatever_the_load() {
     let mut wire = Wire::new(&[("a", mac(1), &[]), ("b", mac(2), &[])], &[]);
@@ -182,7 +170,7 @@ fn a_kept_queue_outlives_every_process() {
     wire.has_queue("a new control to know", "a", mac(1));
     wire.left.command(&["port", "rename", "a", "c"]);
     wire.has_queue("the queue to go by its name", "c", mac(1));
-    let programs = release(wire.dir.path()).display().to_string();
+    let programs = release(wire.dir.path(), "release").display().to_string();
     let upgraded = wire.left.try_command(&["upgrade", "--only", "run", "--programs", &programs]);
     assert!(upgraded.status.success(), "{}", String::from_utf8_lossy(&upgraded.stderr));
     wire.kill_uplink();

@@ -2,9 +2,10 @@
 //! that polls is known here.
 
 use super::{Answer, Command, Core, MAX_QUESTIONS, busy, give, refuse};
-use lasthop_api::{Engine, EngineList, Upgraded};
+use lasthop_api::{ApiError, Engine, EngineList, Upgraded};
 use lasthop_ipc::PortInfo;
 use lasthop_management_ipc::{ControlToSupervisor, EngineChange, EngineInfo, EngineKind};
+use lasthop_policy::engine_name;
 use lasthop_types::{fall_to, polled_by};
 use std::collections::BTreeMap;
 
@@ -22,7 +23,9 @@ impl Core {
     pub(super) fn engine_call(&mut self, call: EngineCall) {
         match call {
             EngineCall::Change { change, attempt, answer } => {
-                self.ask_to_replace(answer, |request| ControlToSupervisor::EngineChange { request, change, attempt });
+                let refused = |message| ApiError::EngineRefused { message };
+                let asked = |request| ControlToSupervisor::EngineChange { request, change, attempt };
+                self.ask_to_replace(answer, refused, asked);
             }
             EngineCall::List(answer) => {
                 self.engine_lists.retain(|_, answer| !answer.is_closed());
@@ -56,7 +59,7 @@ impl Core {
             let kind = engine.kind.name();
             let name = match engine.kind {
                 EngineKind::Ports => kind.to_owned(),
-                _ => format!("{kind}-{}", engine.cpus),
+                _ => engine_name(kind, &engine.cpus),
             };
             let (cpus, trouble) = (engine.cpus.clone(), engine.trouble.clone());
             Engine { name, kind: kind.into(), cpus, cpu_ns: engine.cpu_ns, ports, trouble }

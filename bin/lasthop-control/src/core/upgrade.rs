@@ -4,6 +4,7 @@ use super::{Answer, Core, MAX_QUESTIONS, busy, give, refuse};
 use crate::core::Command;
 use lasthop_api::{ApiError, KeptProcess, NewProcess, PortPause, Upgraded};
 use lasthop_management_ipc::{self as ipc, ControlToSupervisor, Processes};
+use std::collections::BTreeMap;
 
 /// What is asked for.
 #[derive(Debug)]
@@ -14,6 +15,9 @@ pub(crate) struct Upgrade {
     pub(crate) all: bool,
     pub(crate) attempt: String,
 }
+
+/// Those who wait for what came of it, and the error if nothing did.
+pub(super) type Upgrades = BTreeMap<u64, (Answer<Upgraded>, fn(String) -> ApiError)>;
 
 /// By their name in the API.
 fn processes(name: &str) -> Result<Processes, ApiError> {
@@ -36,37 +40,33 @@ impl Core {
             Ok(processes) => processes,
             Err(e) => return refuse(answer, e),
         };
-        self.ask_to_replace(answer, |request| ControlToSupervisor::Upgrade {
-            request,
-            programs,
-            messages,
-            processes,
-            all,
-            attempt,
-        });
+        let refused = |message| ApiError::UpgradeRefused { message };
+        let asked = |request| ControlToSupervisor::Upgrade { request, programs, messages, processes, all, attempt };
+        self.ask_to_replace(answer, refused, asked);
     }
 
-    /// Asks the supervisor for something by which processes take the place of others.
+    /// Asks the supervisor for something by which processes take the place of others. `refused`: the error, if they do not.
     pub(super) fn ask_to_replace(
         &mut self,
         answer: Answer<Upgraded>,
+        refused: fn(String) -> ApiError,
         message: impl FnOnce(u64) -> ControlToSupervisor,
     ) {
-        self.upgrades.retain(|_, answer| !answer.is_closed());
+        self.upgrades.retain(|_, (answer, _)| !answer.is_closed());
         if self.upgrades.len() >= MAX_QUESTIONS {
             return refuse(answer, busy());
         }
         self.next_number += 1;
         let request = self.next_number;
-        self.upgrades.insert(request, answer);
+        self.upgrades.insert(request, (answer, refused));
         self.commands.push(Command::Supervisor(message(request)));
     }
 
     /// The supervisor has done it, or not.
     pub(super) fn upgrade_reply(&mut self, request: u64, result: Result<ipc::Upgraded, String>) {
-        let Some(answer) = self.upgrades.remove(&request) else { return };
+        let Some((answer, refused)) = self.upgrades.remove(&request) else { return };
         match result {
-            Err(message) => refuse(answer, ApiError::UpgradeRefused { message }),
+            Err(message) => refuse(answer, refused(message)),
             Ok(ipc::Upgraded { processes, kept, pauses }) => {
                 let microseconds = |nanoseconds: u64| nanoseconds.div_ceil(1000);
                 let port = |(id, pause): (_, Option<u64>)| PortPause {

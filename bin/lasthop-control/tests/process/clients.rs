@@ -128,4 +128,10 @@ fn what_came_of_an_upgrade_is_said() {
     assert_eq!(message, "it does not start; the switch before goes on");
     let unknown = client(&mut fake, async |api| upgrade(api, None, "helpers").await).unwrap_err();
     assert!(unknown.to_string().contains("no processes \"helpers\""), "{unknown}");
+    // Of engines it is another error, whether control or the supervisor refuses.
+    for (kind, why) in [("core", "there is no kind of engine \"core\""), ("poll", "there is no such CPU")] {
+        let refused = client(&mut fake, async |api| api.engine_add(kind, "9", "1").await.unwrap()).unwrap_err();
+        let ApiError::EngineRefused { message } = refused else { panic!("{refused:?}") };
+        assert!(message.contains(why), "{message}");
+    }
 }

@@ -5,7 +5,7 @@ use super::document::Fields;
 use super::plan::{Plan, Step, There};
 use lasthop_api::EngineList;
 use lasthop_management_ipc::EngineKind;
-use lasthop_policy::ENGINE;
+use lasthop_policy::{ENGINE, polled_cpu};
 use lasthop_sys::CpuList;
 
 /// What the table may have.
@@ -35,7 +35,7 @@ impl Declared {
         for port in &self.ports {
             let set =
                 port.settings.iter().find(|(name, value)| name == ENGINE && value != "none").map(|(_, value)| value);
-            let cpu = set.and_then(|name| name.strip_prefix("poll-")?.parse().ok());
+            let cpu = set.and_then(|name| polled_cpu(name)).map(usize::from);
             if let (Some(set), Some(cpu)) = (set, cpu)
                 && !polls.contains(cpu)
             {

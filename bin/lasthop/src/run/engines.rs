@@ -12,7 +12,7 @@ use lasthop_ipc::SwitchSettings;
 use lasthop_management_ipc::{
     ControlToSupervisor, EngineChange, EngineInfo, EngineKind, SupervisorToControl, Upgraded,
 };
-use lasthop_policy::ENGINE;
+use lasthop_policy::{ENGINE, engine_name};
 use lasthop_sys::CpuList;
 use lasthop_types::PortId;
 use serde::{Deserialize, Serialize};
@@ -173,17 +173,18 @@ impl Engines {
                 self.with_list(*kind, without(*kind, self.list(*kind, allowed)?, &cpus)?, allowed)
             }
             EngineChange::Set(lists) => self.set(lists, allowed),
-            EngineChange::Place(..) => Ok(self.clone()),
+            EngineChange::Move(..) => Ok(self.clone()),
         }
     }
 
     /// Refuses a port's engine that is not there.
     pub fn check_engine(&self, engine: Option<u16>) -> Result<(), String> {
         let Some(cpu) = engine.filter(|cpu| !self.poll.contains(usize::from(*cpu))) else { return Ok(()) };
+        let name = engine_name(EngineKind::Poll.name(), cpu);
         Err(match self.poll.is_empty() {
-            true => format!("there is no engine poll-{cpu}: no core polls; `lasthop engine add poll {cpu}` first"),
+            true => format!("there is no engine {name}: no core polls; `lasthop engine add poll {cpu}` first"),
             false => format!(
-                "there is no engine poll-{cpu}; CPUs that poll are {}, and `lasthop engine add poll {cpu}` adds it",
+                "there is no engine {name}; CPUs that poll are {}, and `lasthop engine add poll {cpu}` adds it",
                 self.poll
             ),
         })
@@ -315,7 +316,7 @@ impl EnginesOfRun {
 
 /// A port that was set to another engine.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Placed {
+pub(super) struct Moved {
     port: PortId,
     /// What it was set to before.
     before: Option<u16>,
@@ -374,8 +375,8 @@ impl Supervisor {
 
     /// False if they are like that already.
     fn begin_with_engines(&mut self, change: &EngineChange) -> Result<bool, String> {
-        if let EngineChange::Place(port, engine) = change {
-            return self.begin_to_place(port, engine);
+        if let EngineChange::Move(port, engine) = change {
+            return self.begin_to_move(port, engine);
         }
         let allowed = allowed_cpus()?;
         let new = self.engines.now.changed(change, &allowed)?;
@@ -384,7 +385,7 @@ impl Supervisor {
         }
         // A file says all of it: ports' settings follow.
         if matches!(change, EngineChange::Del(..)) {
-            self.check_nobody_is_placed(&new)?;
+            self.check_nobody_is_set_there(&new)?;
         }
         self.check_devices_engines(&new.poll)?;
         if !self.switch.is_ready() {
@@ -396,14 +397,15 @@ impl Supervisor {
     }
 
     /// Refuses engines without one that a port is set to.
-    fn check_nobody_is_placed(&self, new: &Engines) -> Result<(), String> {
+    fn check_nobody_is_set_there(&self, new: &Engines) -> Result<(), String> {
         let set = |name: &String| self.settings.get(name).and_then(|settings| settings.engine).map(usize::from);
         for config in self.configs() {
             let name = config.name;
             if let Some(cpu) = set(&name).filter(|cpu| self.engines.now.poll.contains(*cpu) && !new.poll.contains(*cpu))
             {
+                let engine = engine_name(EngineKind::Poll.name(), cpu);
                 return Err(format!(
-                    "engine poll-{cpu} serves port {name}, which is set to it; move that first, to another or to any: `lasthop engine move {name} none`"
+                    "engine {engine} serves port {name}, which is set to it; move that first, to another or to any: `lasthop engine move {name} none`"
                 ));
             }
         }
@@ -411,7 +413,7 @@ impl Supervisor {
     }
 
     /// False if the port is set to it already.
-    fn begin_to_place(&mut self, name: &str, engine: &str) -> Result<bool, String> {
+    fn begin_to_move(&mut self, name: &str, engine: &str) -> Result<bool, String> {
         let port = self.guest_port(name)?.id;
         let old = self.settings.get(name).cloned();
         let new = changed(old.as_ref(), &vec![(ENGINE.to_owned(), engine.to_owned())])?;
@@ -428,19 +430,19 @@ impl Supervisor {
             self.remember_settings(name, old.unwrap_or_default());
             return Err(e);
         }
-        let placed = Placed { port, before };
+        let moved = Moved { port, before };
         let path = self.switch.path().to_owned();
         if let Err(e) = self.start_other(path, None) {
-            self.put_back(placed);
+            self.put_back(moved);
             return Err(e);
         }
-        self.upgrade.iter_mut().for_each(|upgrade| upgrade.placed = Some(placed));
+        self.upgrade.iter_mut().for_each(|upgrade| upgrade.moved = Some(moved));
         self.tell_port(port, name);
         Ok(true)
     }
 
     /// A port stays with the engine that it was set to.
-    pub(super) fn put_back(&mut self, Placed { port, before }: Placed) {
+    pub(super) fn put_back(&mut self, Moved { port, before }: Moved) {
         let Some(name) = self.configs().into_iter().find(|config| config.id == port).map(|config| config.name) else {
             return;
         };
@@ -479,7 +481,7 @@ impl Supervisor {
         let engines = &self.engines.now;
         let threads = self.switch.pid().map(of_engines).unwrap_or_default();
         let on = |kind: EngineKind, cpu: usize| {
-            let thread = threads.iter().find(|(name, _)| *name == format!("{}-{cpu}", kind.name()));
+            let thread = threads.iter().find(|(name, _)| *name == engine_name(kind.name(), cpu));
             let times = thread.and_then(|(_, thread)| thread.times());
             let (cpu_ns, trouble) = (times.map(|(on_cpu, _)| on_cpu), trouble(kind, cpu, &allowed, times));
             EngineInfo { kind, cpus: cpu.to_string(), cpu_ns, trouble, ports: Vec::new() }

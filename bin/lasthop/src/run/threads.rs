@@ -2,7 +2,8 @@
 
 use super::port_threads::Thread;
 use super::supervisor::Supervisor;
-use lasthop_management_ipc::{CpuTimes, SupervisorToControl};
+use lasthop_management_ipc::{CpuTimes, EngineKind, SupervisorToControl};
+use lasthop_policy::engine_name;
 use lasthop_types::PortId;
 use nix::time::clock_getcpuclockid;
 use nix::unistd::Pid;
@@ -48,7 +49,8 @@ pub(super) fn of_engines(process: u32) -> Vec<(String, Thread)> {
         let name = fs::read_to_string(thread.proc().join("comm")).unwrap_or_default();
         (name.trim_end().to_owned(), thread)
     });
-    named.filter(|(name, _)| name.starts_with("helper-") || name.starts_with("poll-")).collect()
+    let kinds = [EngineKind::Poll, EngineKind::Helper].map(|kind| engine_name(kind.name(), ""));
+    named.filter(|(name, _)| kinds.iter().any(|kind| name.starts_with(kind))).collect()
 }
 
 /// Processor time, in nanoseconds, of a process with all its threads, those that have ended too; 0 if it has ended itself.

@@ -7,7 +7,7 @@
 //! What is lost is what was on its way through the first switch: packets that waited for control there. Counters begin anew.
 
 use super::child::Ended;
-use super::engines::{Engines, Placed, allowed_cpus};
+use super::engines::{Engines, Moved, allowed_cpus};
 use super::setup::{find_program, is_program};
 use super::supervisor::{NEXT_CHANNEL, NEXT_PID, SWITCH_CHANNEL, SWITCH_PID, Supervisor};
 use super::uplink::Switch;
@@ -28,6 +28,9 @@ pub const MESSAGES: &str = env!("LASTHOP_MESSAGES");
 const START_LIMIT: Duration = Duration::from_secs(5);
 /// And all ports have taken a step.
 const STEP_LIMIT: Duration = Duration::from_secs(1);
+
+/// `lasthop upgrade` or `lasthop engine`.
+const UNDER_WAY: &str = "processes are being replaced by others already, for an upgrade or for other engines";
 
 /// What somebody has asked for last, and what came of it.
 #[derive(Debug)]
@@ -115,7 +118,7 @@ pub(super) struct Upgrade {
     /// Engines of the switch to come, if they are other ones.
     engines: Option<Engines>,
     /// A port that goes to another engine.
-    pub(super) placed: Option<Placed>,
+    pub(super) moved: Option<Moved>,
 }
 
 impl Upgrade {
@@ -180,7 +183,7 @@ impl Supervisor {
                 return false;
             }
             Some(Asked { outcome: None, .. }) => {
-                let result = Err("another upgrade is under way; wait for its end; nothing has changed".into());
+                let result = Err(format!("{UNDER_WAY}; wait for the end of that; nothing has changed"));
                 self.control.send(SupervisorToControl::UpgradeReply { request, result }, None);
                 return false;
             }
@@ -224,9 +227,9 @@ impl Supervisor {
         let (ports, waits, pauses, threads) = Default::default();
         let since = Instant::now();
         let until = since + START_LIMIT;
-        let (step, failed, placed) = (None, None, None);
+        let (step, failed, moved) = (None, None, None);
         self.upgrade =
-            Some(Upgrade { since, other, step, ports, waits, pauses, threads, until, failed, engines, placed });
+            Some(Upgrade { since, other, step, ports, waits, pauses, threads, until, failed, engines, moved });
         Ok(())
     }
 
@@ -420,15 +423,15 @@ impl Supervisor {
 
     /// The switch that is not in use ends, and whoever asked hears how it went.
     fn finish_upgrade(&mut self) {
-        let Some(Upgrade { since, other, ports, pauses, failed, engines, placed, .. }) = self.upgrade.take() else {
+        let Some(Upgrade { since, other, ports, pauses, failed, engines, moved, .. }) = self.upgrade.take() else {
             return;
         };
         let used = failed.is_none();
         if engines.is_some() {
             self.remember_engines_again();
         }
-        if let Some(placed) = placed.filter(|_| !used) {
-            self.put_back(placed);
+        if let Some(moved) = moved.filter(|_| !used) {
+            self.put_back(moved);
         }
         ports.iter().for_each(|port| self.sessions.moved(*port, used));
         self.sessions.wait(false);

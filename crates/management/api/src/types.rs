@@ -530,6 +530,11 @@ pub enum ApiError {
         /// Why, and what to do.
         message: String,
     },
+    /// Engines cannot be like this, or no switch with them takes over; they are as before.
+    EngineRefused {
+        /// Why, and what to do.
+        message: String,
+    },
     /// The process that would have to answer is not there or does not answer.
     NotAvailable {
         /// Which, and what to do.
@@ -571,6 +576,7 @@ impl ApiError {
             | Self::UplinkRefused { message }
             | Self::MirrorRefused { message }
             | Self::UpgradeRefused { message }
+            | Self::EngineRefused { message }
             | Self::NotAvailable { message }
             | Self::BadFrame { message }
             | Self::BadFilter { message }

@@ -41,7 +41,7 @@ pub enum EngineChange {
     /// There is none of this kind on these CPUs.
     Del(EngineKind, String),
     /// The port with this name is polled by the engine with that one, like `poll-3`; `none`: by any.
-    Place(String, String),
+    Move(String, String),
     /// Of each kind that is given there are engines on these CPUs, and on no others; `none` for no CPU, `all` for those that there are. In the order of
     /// [`EngineKind::ALL`].
     Set([Option<String>; 3]),

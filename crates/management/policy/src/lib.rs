@@ -89,7 +89,7 @@ pub use name::{check_name, check_new_name};
 pub use rate::{Rate, Unit};
 pub use settings::{
     ENGINE, FLAGS, MAX_ADDRESSES, OF_SWITCH, OF_SWITCH_WORDS, OF_UPLINKS, PortSettings, QUEUE_OF, QueueOf, SETTINGS,
-    STATIC_MAC,
+    STATIC_MAC, engine_name, polled_cpu,
 };
 pub use snooping::{GROUPS_MAX, GROUPS_PER_PORT_MAX, GroupView, LEFT_MS, MEMBERSHIP_MS, ROUTER_MS};
 pub use statics::{MAX_STATIC, StaticMac};

@@ -13,7 +13,7 @@ use lasthop_text::MacAddr;
 use lasthop_text::parse_mac;
 pub use queue_of::QueueOf;
 use serde::{Deserialize, Serialize};
-use std::fmt;
+use std::fmt::{self, Display};
 use std::net::IpAddr;
 use values::{connections, grants, max_ring, nat_ports, priority, weight};
 
@@ -298,7 +298,7 @@ impl PortSettings {
             self.max_ring.map(|n| text(&n)),
             self.weight.map(|n| text(&n)),
             self.priority.map(|n| text(&n)),
-            self.engine.map(|cpu| format!("{POLL}{cpu}")),
+            self.engine.map(|cpu| engine_name(POLL, cpu)),
             self.tx_batch.map(|batch| text(&batch)),
             self.rx_batch.map(|batch| text(&batch)),
             self.link_down.then(|| "down".to_owned()),
@@ -375,13 +375,23 @@ fn trunk(value: &str) -> Result<Option<Vlans>, String> {
     value.replace(',', ":").parse().map(Some).map_err(|e: ParseVlansError| e.but(&instead))
 }
 
-/// How engines that poll are called, before the number of their CPU.
-const POLL: &str = "poll-";
+/// Engines that poll.
+const POLL: &str = "poll";
+
+/// How an engine of this kind, `poll` or `helper`, on this CPU is called; and its thread, by the switch.
+pub fn engine_name(kind: &str, cpu: impl Display) -> String {
+    format!("{kind}-{cpu}")
+}
+
+/// The CPU of an engine that polls, by its name.
+pub fn polled_cpu(engine: &str) -> Option<u16> {
+    engine.strip_prefix(POLL)?.strip_prefix('-')?.parse().ok().filter(|cpu| *cpu != u16::MAX)
+}
 
 fn engine(value: &str) -> Result<u16, String> {
-    let cpu = value.strip_prefix(POLL).and_then(|cpu| cpu.parse().ok()).filter(|cpu| *cpu != u16::MAX);
-    cpu.ok_or_else(|| {
-        format!("no engine that polls is called so; write one such as {POLL}3 (`lasthop engine list`), {OR_NONE}")
+    polled_cpu(value).ok_or_else(|| {
+        let such = engine_name(POLL, 3);
+        format!("no engine that polls is called so; write one such as {such} (`lasthop engine list`), {OR_NONE}")
     })
 }
 
