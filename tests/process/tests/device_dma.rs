@@ -2,13 +2,15 @@
 
 use lasthop_frame::VnetHdr;
 use lasthop_frame::testutil::Frame;
+use lasthop_sys::CpuList;
 use lasthop_tests_process::{Guest, Lasthop, Options, PATIENCE, mac, number_of, numbered, proc, scratch, wait_for};
 use nix::sys::ptrace;
 use nix::sys::wait::{WaitPidFlag, waitpid};
 use nix::unistd::Pid;
+use rustix::process::Signal;
 use serde_json::Value;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Output};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -26,8 +28,13 @@ struct Site {
 impl Site {
     /// Four ports of a device.
     fn new(device: &str) -> Self {
+        Self::with(device, &[])
+    }
+
+    fn with(device: &str, more: &[&str]) -> Self {
         let dir = scratch();
-        let mut arguments = vec!["--device".to_owned(), format!("{device},cable=off")];
+        let mut arguments: Vec<String> = more.iter().map(ToString::to_string).collect();
+        arguments.extend(["--device".to_owned(), format!("{device},cable=off")]);
         for name in ["a", "b", "c", "d"] {
             let path = dir.path().join(name);
             arguments.extend(["--port".into(), format!("{name}={},device=nic0", path.display())]);
@@ -57,11 +64,14 @@ impl Site {
     }
 
     /// A command to the device's own lasthop.
-    fn device(&self, words: &[&str]) -> String {
+    fn ask_device(&self, words: &[&str]) -> Output {
         let run_dir = self.lasthop.run_dir().join("devices/nic0");
         let mut command = Command::new(lasthop_tests_process::binary("lasthop"));
-        let out = command.args(words).arg("--run-dir").arg::<&Path>(&run_dir).output().expect("lasthop starts");
-        String::from_utf8_lossy(&out.stdout).into_owned()
+        command.args(words).arg("--run-dir").arg::<&Path>(&run_dir).output().expect("lasthop starts")
+    }
+
+    fn device(&self, words: &[&str]) -> String {
+        String::from_utf8_lossy(&self.ask_device(words).stdout).into_owned()
     }
 
     fn port(&self, name: &str) -> Value {
@@ -198,6 +208,42 @@ fn what_is_to_be_summed_is_the_processors() {
     let (vnet, came) = b.recv("it", |_, frame| frame.len() > 1000);
     assert_eq!((vnet.flags, came.len()), (0, frame.build().len()));
     assert_eq!((site.dma("copies"), site.dma("summed")), (before.0, before.1 + 1));
+}
+
+/// Each process of the data plane counts for itself: what another one does that takes over is no news of the engine before, least of all when it fails.
+#[test]
+fn a_take_over_that_fails_leaves_the_counts_of_the_engine_that_goes_on() {
+    let site = Site::with("nic0,dma=on", &["--watchdog", "off"]);
+    let (mut a, mut b) = site.two();
+    let mut some = |first: u32| {
+        for n in first..first + 50 {
+            a.send(&numbered(mac(1), mac(2), n, 1500));
+            b.expect_number(n);
+        }
+        a.all_taken();
+    };
+    some(100);
+    let (before, process) = (site.dma("copies"), site.process());
+    assert!(before >= 50, "{}", site.stats());
+    let poll = CpuList::allowed().unwrap().iter().next().unwrap().to_string();
+    let sessions: Vec<u32> =
+        proc::tree(site.lasthop.pid()).into_iter().filter(|pid| proc::name(*pid) == "lasthop-session").collect();
+    sessions.iter().for_each(|pid| proc::signal(*pid, Signal::STOP));
+    let out = site.ask_device(&["engine", "add", "poll", &poll]);
+    sessions.iter().for_each(|pid| proc::signal(*pid, Signal::CONT));
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(!out.status.success() && said.contains("did not go over within"), "{said}");
+    assert_eq!(site.dma("copies"), before, "{}", site.stats());
+    some(200);
+    assert_eq!((site.dma("copies"), site.process()), (before + 50, process));
+    // One that succeeds begins anew.
+    let out = site.ask_device(&["engine", "add", "poll", &poll]);
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    wait_for("the device before to be gone", PATIENCE, || !proc::alive(process));
+    let after = site.dma("copies");
+    assert!(after < before, "{}", site.stats());
+    some(300);
+    assert_eq!(site.dma("copies"), after + 50);
 }
 
 /// Without the option there is no engine.

@@ -1,5 +1,6 @@
-//! The DMA engine of a device: what the command line says of it, and the page in which it counts.
+//! The DMA engine of a device: what the command line says of it, and the page in which it counts, of which each process of the data plane has one of its own.
 
+use super::supervisor::Supervisor;
 use lasthop_dma_counters::PAGE_BYTES;
 use lasthop_sys::sealed_memfd;
 use std::fs::File;
@@ -43,6 +44,13 @@ pub fn threshold(bytes: &str) -> Result<usize, String> {
 /// A new page.
 pub fn page() -> io::Result<OwnedFd> {
     Ok(sealed_memfd("lasthop-dma", PAGE_BYTES)?)
+}
+
+impl Supervisor {
+    /// A new page for the DMA engine of a data plane to come, if it will have one.
+    pub(super) fn another_dma_page(&self) -> io::Result<Option<OwnedFd>> {
+        self.dma.as_ref().map(|_| page()).transpose()
+    }
 }
 
 /// Arguments of a data plane that is given the page as this descriptor.

@@ -139,7 +139,8 @@ pub struct Supervisor {
     /// What Open vSwitch needs, where it decides.
     pub(super) ovs: Option<OpenVswitch>,
     pub(super) journal: OwnedFd,
-    /// Where a device's DMA engine counts.
+    /// Where the DMA engine of the data plane in use counts, if that is a device with one: a page of its own for each process, so that the counts are
+    /// those of one engine.
     pub(super) dma: Option<OwnedFd>,
     /// How the switch moves packets.
     pub(super) for_switch: SwitchSettings,
@@ -414,7 +415,7 @@ impl Supervisor {
     fn start_children(&mut self, now: Instant) -> Result<(), RunError> {
         let mut started = false;
         if self.switch.is_due(now) {
-            if let Err(e) = self.for_new_switch().and_then(|given| self.switch.start(&self.epoll, given)) {
+            if let Err(e) = self.start_switch() {
                 let what = self.cannot_start(self.switch.name(), &e)?;
                 self.switch.cannot_start(what, now);
             } else {
@@ -446,10 +447,16 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Descriptors that a switch is started with, in the order of its arguments.
-    pub(super) fn for_new_switch(&self) -> io::Result<Vec<OwnedFd>> {
+    fn start_switch(&mut self) -> io::Result<()> {
+        self.dma = self.another_dma_page()?;
+        let given = self.for_new_switch(self.dma.as_ref())?;
+        self.switch.start(&self.epoll, given)
+    }
+
+    /// Descriptors that a switch is started with, in the order of its arguments; `dma`: where its DMA engine counts.
+    pub(super) fn for_new_switch(&self, dma: Option<&OwnedFd>) -> io::Result<Vec<OwnedFd>> {
         let boost = self.boost.as_ref().map(Boost::ask);
-        let dma = self.dma.iter().map(AsFd::as_fd);
+        let dma = dma.into_iter().map(AsFd::as_fd);
         let descriptors = [self.journal.as_fd(), self.monitor.view()].into_iter().chain(boost).chain(dma);
         descriptors.map(|fd| fd.try_clone_to_owned()).collect()
     }
@@ -461,8 +468,9 @@ impl Supervisor {
 
     /// Gives the switch and control new rings to each other; they drop those they may still have.
     pub(super) fn join_children(&mut self) {
-        let switch = self.upgrade.as_mut().and_then(Upgrade::controlled).unwrap_or(&mut self.switch);
-        match walk::join(switch, &mut self.control, self.dma.as_ref()) {
+        let other = self.upgrade.as_mut().and_then(Upgrade::controlled);
+        let (switch, dma) = other.unwrap_or((&mut self.switch, self.dma.as_ref()));
+        match walk::join(switch, &mut self.control, dma) {
             Ok(()) => {}
             Err(e) => {
                 // Out of descriptors: start control afresh, which comes here again.

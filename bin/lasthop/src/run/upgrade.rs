@@ -17,6 +17,7 @@ use lasthop_session_ipc::Step;
 use lasthop_types::PortId;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -102,6 +103,8 @@ pub(super) struct Upgrade {
     since: Instant,
     /// The switch to come; once it is in use, the one that was before.
     other: Switch,
+    /// Where the DMA engine of the switch to come counts, if it has one; of none once it is in use.
+    dma: Option<OwnedFd>,
     /// What ports are at; none while the other switch starts.
     step: Option<Step>,
     /// Ports with a front-end, which go over.
@@ -127,9 +130,9 @@ impl Upgrade {
         self.other.deadline().map_or(self.until, |at| at.min(self.until))
     }
 
-    /// The switch that control is to have rings to, if that is the other one already.
-    pub(super) fn controlled(&mut self) -> Option<&mut Switch> {
-        matches!(self.step, Some(Step::Cross | Step::GoOn)).then_some(&mut self.other)
+    /// The switch that control is to have rings to, if that is the other one already, and where its DMA engine counts.
+    pub(super) fn controlled(&mut self) -> Option<(&mut Switch, Option<&OwnedFd>)> {
+        matches!(self.step, Some(Step::Cross | Step::GoOn)).then_some((&mut self.other, self.dma.as_ref()))
     }
 
     /// The other switch is in use.
@@ -215,7 +218,9 @@ impl Supervisor {
             engines.tell(&mut for_other, &allowed_cpus()?);
             other = other.bound_to(engines.cpus.clone());
         }
-        let given = self.for_new_switch().map_err(|e| format!("no descriptors for another switch: {e}"))?;
+        let given = |dma: &Option<OwnedFd>| self.for_new_switch(dma.as_ref());
+        let given = self.another_dma_page().and_then(|dma| Ok((given(&dma)?, dma)));
+        let (given, dma) = given.map_err(|e| format!("no descriptors for another switch: {e}"))?;
         other.start(&self.epoll, given).map_err(|e| format!("the new switch cannot be started: {e}"))?;
         // It hears what a new one hears.
         std::mem::swap(&mut self.switch, &mut other);
@@ -229,7 +234,7 @@ impl Supervisor {
         let until = since + START_LIMIT;
         let (step, failed, moved) = (None, None, None);
         self.upgrade =
-            Some(Upgrade { since, other, step, ports, waits, pauses, threads, until, failed, engines, moved });
+            Some(Upgrade { since, other, dma, step, ports, waits, pauses, threads, until, failed, engines, moved });
         Ok(())
     }
 
@@ -395,6 +400,7 @@ impl Supervisor {
     fn use_other(&mut self) {
         let Some(upgrade) = &mut self.upgrade else { return };
         std::mem::swap(&mut self.switch, &mut upgrade.other);
+        self.dma = upgrade.dma.take();
         let engines = upgrade.engines.take();
         self.port_threads.forget_all();
         for (port, thread) in std::mem::take(&mut upgrade.threads) {
