@@ -9,13 +9,15 @@ use rustix::io::Errno;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
-use std::path::Path;
-use std::time::{Duration, Instant};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::runtime::Runtime;
 use zlink::tokio::unix::{Connection, connect};
 
 /// How long an answer may take; control gives up after less.
 const PATIENCE: Duration = Duration::from_secs(15);
+/// How often it is asked again when the connection breaks off, as long as that.
+const AGAIN: Duration = Duration::from_millis(10);
 
 /// What is wrong; what to do.
 #[derive(Debug)]
@@ -50,7 +52,7 @@ impl fmt::Display for CliError {
 pub struct Instance {
     runtime: Runtime,
     connection: Connection,
-    run_dir: String,
+    run_dir: PathBuf,
 }
 
 impl Instance {
@@ -94,7 +96,7 @@ impl Instance {
                 e => format!("{}: {e}", socket.display()),
             })
         })?;
-        Ok(Self { runtime, connection, run_dir: dir })
+        Ok(Self { runtime, connection, run_dir: run_dir.to_owned() })
     }
 
     /// Calls a method.
@@ -103,6 +105,7 @@ impl Instance {
         call: impl AsyncFnOnce(&mut Connection) -> zlink::Result<Result<T, ApiError>>,
     ) -> Result<T, CliError> {
         let Self { runtime, connection, run_dir } = self;
+        let run_dir = run_dir.display();
         match runtime.block_on(async { tokio::time::timeout(PATIENCE, call(connection)).await }) {
             Ok(Ok(Ok(answer))) => Ok(answer),
             Ok(Ok(Err(e))) => Err(CliError::new(e.to_string())),
@@ -123,6 +126,29 @@ impl Instance {
             ))),
         }
     }
+
+    /// Calls a method by which processes take the place of others, control among them: again, with the same mark, when the connection breaks off.
+    pub fn ask_until_answered<T>(
+        &mut self,
+        call: impl AsyncFn(&mut Connection, &str) -> zlink::Result<Result<T, ApiError>>,
+    ) -> Result<T, CliError> {
+        let (attempt, until) = (attempt(), Instant::now() + PATIENCE);
+        loop {
+            match self.ask(async |c| call(c, &attempt).await) {
+                Err(e) if e.broke_off && Instant::now() < until => {
+                    std::thread::sleep(AGAIN);
+                    *self = Self::connect(&self.run_dir)?;
+                }
+                answer => return answer,
+            }
+        }
+    }
+}
+
+/// A mark of something that may have to be asked for again: different each time.
+fn attempt() -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+    format!("{}-{now}", std::process::id())
 }
 
 /// The process that has locked the run directory, if there is one and we may look.

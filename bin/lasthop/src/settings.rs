@@ -2,7 +2,6 @@
 
 use crate::SharedArgs;
 use crate::client::{CliError, Instance};
-use crate::upgrade::attempt;
 use clap::Args;
 use lasthop_api::{Field, PortChanged, SwitchProxy};
 use lasthop_policy::{ENGINE, PortSettings, STATIC_MAC, StaticMac};
@@ -181,14 +180,23 @@ pub fn set(name: &str, settings: &SettingsArgs, shared: &SharedArgs) -> Result<S
     shared.show(&port, |p| format!("port {}: {}\n{note}", p.name, told(&p.settings)))
 }
 
-/// Tells a port all that; its engine first, for which another switch takes over.
+/// Tells a port all that: its engine last, for which another switch takes over, so that nothing has changed where the others are refused.
 pub fn change(instance: &mut Instance, name: &str, fields: &[Field]) -> Result<PortChanged, CliError> {
     let (engine, others): (Vec<_>, Vec<_>) = fields.iter().cloned().partition(|field| field.name == ENGINE);
-    for engine in &engine {
-        let attempt = attempt();
-        instance.ask(async |c| c.engine_move(name, &engine.value, &attempt).await)?;
+    let Some(engine) = engine.last() else { return instance.ask(async |c| c.port_set(name, &others).await) };
+    if !others.is_empty() {
+        instance.ask(async |c| c.port_set(name, &others).await)?;
     }
-    instance.ask(async |c| c.port_set(name, &others).await)
+    let moved = instance.ask_until_answered(async |c, attempt| c.engine_move(name, &engine.value, attempt).await);
+    moved.map_err(|e| if others.is_empty() { e } else { half_done(name, &others, &e) })?;
+    instance.ask_until_answered(async |c, _| c.port_set(name, &[]).await)
+}
+
+/// What is set, and why the engine is not.
+fn half_done(name: &str, set: &[Field], e: &CliError) -> CliError {
+    let why = e.to_string();
+    let why = why.strip_suffix("; nothing has changed").unwrap_or(&why);
+    CliError::new(format!("port {name}: set is {}, but its engine stays as it was: {why}", told(set)))
 }
 
 #[cfg(test)]

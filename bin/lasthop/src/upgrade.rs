@@ -7,16 +7,9 @@ use crate::client::CliError;
 use crate::table::{Align, Table};
 use crate::{SharedArgs, run};
 use clap::{Args, ValueEnum};
-use lasthop_api::{ApiError, PortPause, SwitchProxy, Upgraded};
+use lasthop_api::{PortPause, SwitchProxy, Upgraded};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
-use zlink::tokio::unix::Connection;
-
-/// So long it is asked again when the connection breaks off.
-const PATIENCE: Duration = Duration::from_secs(15);
-/// And so often.
-const AGAIN: Duration = Duration::from_millis(10);
 
 /// Processes that can be replaced, in the order in which they are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
@@ -99,28 +92,9 @@ pub fn upgrade(args: &UpgradeArgs) -> Result<String, CliError> {
 /// Asks for one kind of process, and again of the next control when the one that was asked has gone.
 fn ask(args: &UpgradeArgs, processes: Processes, programs: Option<&str>, messages: &str) -> Result<Upgraded, CliError> {
     let name = processes.name();
-    ask_until_answered(&args.shared, async |c, attempt| c.upgrade(programs, messages, name, args.all, attempt).await)
-}
-
-/// A mark by which the same is known that is asked once more.
-pub fn attempt() -> String {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
-    format!("{}-{now}", std::process::id())
-}
-
-/// Asks for something by which processes take the place of others; again, with the same mark, when the connection breaks off.
-pub fn ask_until_answered(
-    shared: &SharedArgs,
-    ask: impl AsyncFn(&mut Connection, &str) -> zlink::Result<Result<Upgraded, ApiError>>,
-) -> Result<Upgraded, CliError> {
-    let (attempt, until) = (attempt(), Instant::now() + PATIENCE);
-    loop {
-        let answer = shared.instance().and_then(|mut instance| instance.ask(async |c| ask(c, &attempt).await));
-        match answer {
-            Err(e) if e.broke_off && Instant::now() < until => std::thread::sleep(AGAIN),
-            answer => return answer,
-        }
-    }
+    let upgrade =
+        async |c: &mut _, attempt: &str| SwitchProxy::upgrade(c, programs, messages, name, args.all, attempt).await;
+    args.shared.instance()?.ask_until_answered(upgrade)
 }
 
 /// What the programs that this one belongs to say to each other.

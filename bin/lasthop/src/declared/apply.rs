@@ -151,8 +151,8 @@ fn make(instance: &mut Instance, step: &Step<'_>) -> Result<(), CliError> {
         Step::SetEngines(engines) => {
             let lists = engines.lists();
             let [poll, helper, ports] = lists.each_ref().map(Option::as_deref);
-            let attempt = crate::upgrade::attempt();
-            instance.ask(async |c| c.engine_set(poll, helper, ports, &attempt).await).map(drop)
+            let set = async |c: &mut _, attempt: &str| SwitchProxy::engine_set(c, poll, helper, ports, attempt).await;
+            instance.ask_until_answered(set).map(drop)
         }
         Step::DelMirror(name) => instance.ask(async |c| c.mirror_del(name).await).map(drop),
         Step::DelPort(name, _) => instance.ask(async |c| c.port_del(name).await).map(drop),
