@@ -1,9 +1,13 @@
 //! `lasthop engine`: which CPUs do ports' work is changed while guests exchange frames. None is lost, nobody connects again.
 
 use lasthop_sys::{CpuList, bind_current_thread};
-use lasthop_tests_process::{Bystanders, Guest, Lasthop, Options, PATIENCE, Port, mac, proc, scratch, wait_for};
+use lasthop_tests_process::{
+    Bystanders, Guest, Lasthop, Options, PATIENCE, Port, binary, mac, proc, scratch, wait_for,
+};
+use rustix::process::Signal;
 use serde_json::Value;
 use std::path::Path;
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Two CPUs; one twice where there are no more, and then there is only one engine.
@@ -133,6 +137,77 @@ fn what_cannot_be_is_refused_and_changes_nothing() {
     wrong(&["engine", "add", "poll", &cpu], "already");
     wrong(&["engine", "add", "helper", &cpu], "there are no helpers while");
     wrong(&["engine", "move", "a", "poll-4000"], &format!("CPUs that poll are {cpu}"));
+    // What is told beside it is judged first.
+    wrong(&["port", "set", "a", "--engine", &poll, "--queue-of", "net"], "there is no uplink net");
+    let out = lasthop.try_command(&["port", "set", "a", "--engine", "poll-4000", "--weight", "200"]);
+    let said = String::from_utf8_lossy(&out.stderr);
+    let half = "port a: set is weight=200, but its engine stays as it was: there is no engine poll-4000";
+    assert!(!out.status.success() && said.contains(half) && !said.contains("nothing has changed"), "{said}");
+    assert!(lasthop.port("a")["settings"].to_string().contains("weight"), "{}", lasthop.port("a"));
+}
+
+/// A CPU that a device was given to poll on is nobody else's to poll on, whoever says so.
+#[test]
+fn a_core_of_a_device_is_not_polled_on_by_the_host() {
+    let dir = scratch();
+    let [one, _] = cpus();
+    let (cpu, device) = (one.to_string(), format!("nic0,cable=off,engines={one}"));
+    let why = format!("CPU {cpu} is an engine of device nic0 (--device nic0,engines=); choose another");
+    let start = |more: &[&str]| {
+        let run = |option: &str| [option.to_owned(), dir.path().join(option).display().to_string()];
+        // One that is not refused would run for ever.
+        let mut command = Command::new("timeout");
+        command
+            .arg("20")
+            .arg(binary("lasthop"))
+            .arg("run")
+            .args(run("--run-dir"))
+            .args(run("--state-dir"))
+            .args(["--device", &device])
+            .args(more);
+        let out = command.output().expect("lasthop starts");
+        assert_eq!(out.status.code(), Some(2), "{out:?}");
+        String::from_utf8_lossy(&out.stderr).into_owned()
+    };
+    assert!(start(&["--poll", &cpu]).contains(&format!("--poll: {why}")));
+    let file = dir.path().join("lasthop.toml");
+    std::fs::write(&file, format!("[engines]\npoll = \"{cpu}\"\n")).unwrap();
+    let said = start(&["--config", file.to_str().unwrap()]);
+    assert!(said.contains(&format!("[engines] poll of --config: {why}")), "{said}");
+    // One that was added before there was the device is forgotten.
+    let ports = ports(dir.path());
+    let lasthop = Lasthop::start(&ports);
+    changed(&lasthop, &["engine", "add", "poll", &cpu]);
+    let lasthop = lasthop.start_again(None, &ports, &["--device", &device], || ());
+    assert_eq!(lasthop.json(&["engine", "list"])["poll"], "none", "{}", lasthop.log());
+    assert!(lasthop.log().contains("or a device was given them: poll"), "{}", lasthop.log());
+    let said = refused(&lasthop, &["engine", "add", "poll", &cpu]);
+    assert!(said.contains(&why), "{said}");
+}
+
+/// Control is killed while a port goes to another engine: whoever asked for it is told what came of it all the same.
+#[test]
+fn whoever_sets_a_ports_engine_is_answered_by_the_next_control() {
+    let dir = scratch();
+    let lasthop = Lasthop::start(&ports(dir.path()));
+    let cpu = cpus()[0].to_string();
+    let poll = format!("poll-{cpu}");
+    changed(&lasthop, &["engine", "add", "poll", &cpu]);
+    for round in 0..8 {
+        let (before, to) = (lasthop.switch(), if round % 2 == 0 { &poll } else { "none" });
+        std::thread::scope(|scope| {
+            let asked = scope.spawn(|| lasthop.try_command(&["port", "set", "a", "--engine", to]));
+            wait_for("the other switch to be started", PATIENCE, || {
+                let there = proc::children(lasthop.pid());
+                there.iter().any(|(pid, name)| *pid != before && name == "lasthop-switch") || asked.is_finished()
+            });
+            proc::signal(lasthop.control(), Signal::KILL);
+            let out = asked.join().unwrap();
+            assert!(out.status.success(), "{round}: {}", String::from_utf8_lossy(&out.stderr));
+        });
+        let settings = lasthop.port("a")["settings"].to_string();
+        assert_eq!(settings.contains(&poll), to == poll, "{settings}");
+    }
 }
 
 #[test]
@@ -155,6 +230,10 @@ fn engines_are_remembered_until_the_command_line_says_otherwise() {
     let list = lasthop.json(&["engine", "list"]);
     assert_eq!((&list["poll"], &list["helper"]), (&"none".into(), &"none".into()), "{}", lasthop.log());
     assert!(lasthop.log().contains("forgotten is what was set at run time: poll"), "{}", lasthop.log());
+    // It does not come back with the command line of before. What the port is told is its own.
+    let lasthop = lasthop.start_again(None, &ports, &[], || ());
+    let list = lasthop.json(&["engine", "list"]);
+    assert_eq!((&list["poll"], &list["helper"]), (&"none".into(), &"all".into()), "{}", lasthop.log());
 }
 
 #[test]

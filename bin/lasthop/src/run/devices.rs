@@ -8,6 +8,7 @@ use super::RunError::{self, Failed, Usage};
 use super::args::{DeviceArg, PortArg, RunArgs};
 use super::backoff::Backoff;
 use super::cable::{Cable, CableState, FAR_PORT};
+use super::engines::allowed_cpus;
 use super::handover::{self, Fd, Giver, Moment, Taker};
 use super::setup::{check_cpus, find_program};
 use super::supervisor::Supervisor;
@@ -108,6 +109,21 @@ pub fn wanted(args: &RunArgs, cpus: Option<&CpuList>) -> Result<Vec<Device>, Run
     Ok(devices)
 }
 
+/// CPUs that devices were given to poll on.
+pub fn engines(devices: &[Device]) -> CpuList {
+    devices.iter().flat_map(|device| device.engines.iter()).collect()
+}
+
+/// Refuses to poll on a CPU that a device was given for itself.
+pub fn check_engines(devices: &[Device], poll: &CpuList) -> Result<(), String> {
+    for Device { name, engines, .. } in devices {
+        if let Some(cpu) = poll.iter().find(|cpu| engines.contains(*cpu)) {
+            return Err(format!("CPU {cpu} is an engine of device {name} (--device {name},engines=); choose another"));
+        }
+    }
+    Ok(())
+}
+
 /// Devices of an earlier run are not listed as if they were away.
 fn forget_others(dir: &Path, devices: &[Device]) {
     for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
@@ -137,8 +153,7 @@ impl Device {
         add("--connections", args.connections.to_string().into());
         if let Some(engines) = &arg.engines {
             // Said once and by its name, not by each start of a device.
-            let allowed =
-                CpuList::allowed().map_err(|e| Failed(format!("cannot read the CPUs of this process: {e}")))?;
+            let allowed = allowed_cpus().map_err(Failed)?;
             check_cpus(&format!("--device {},engines=", arg.name), &engines.to_string(), cpus.unwrap_or(&allowed))?;
             add("--poll", engines.to_string().into());
         }
@@ -283,19 +298,6 @@ impl Drop for Device {
 }
 
 impl Supervisor {
-    /// Refuses to poll on a CPU that a device was given for itself.
-    pub(super) fn check_devices_engines(&self, poll: &CpuList) -> Result<(), String> {
-        for device in &self.devices {
-            if let Some(cpu) = poll.iter().find(|cpu| device.engines.contains(*cpu)) {
-                let name = &device.name;
-                return Err(format!(
-                    "CPU {cpu} is an engine of device {name} (--device {name},engines=); choose another"
-                ));
-            }
-        }
-        Ok(())
-    }
-
     pub(super) fn hand_over_devices(&self, giver: &mut Giver) -> Vec<DeviceState> {
         self.devices.iter().map(|device| device.hand_over(giver)).collect()
     }

@@ -2,11 +2,13 @@
 //! it starts, so whoever wants it otherwise has another switch take over, as [`super::upgrade`] does: nothing is lost.
 
 use super::args::{Cpus, RunArgs};
+use super::devices::{self, Device, check_engines};
 use super::settings_text::changed;
 use super::setup::check_cpus;
+use super::store::Store;
 use super::supervisor::Supervisor;
 use super::threads::of_engines;
-use super::{RunError, RunError::Failed};
+use super::{RunError, RunError::Failed, RunError::Usage};
 use crate::declared::DeclaredEngines;
 use lasthop_ipc::SwitchSettings;
 use lasthop_management_ipc::{
@@ -74,18 +76,9 @@ impl fmt::Display for Engines {
     }
 }
 
-/// What is remembered: how engines are since somebody has changed them, and what `lasthop run` had been told then. It holds as long as that says the same.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Remembered {
-    /// On the command line.
-    pub given: Engines,
-    /// Since then.
-    pub now: Engines,
-}
-
-/// Engines of this run.
+/// Engines of this run; and what is remembered of them, as long as somebody has changed them and `lasthop run` is told the same.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct EnginesOfRun {
     /// As the command line says, and the file of `--config`.
     pub given: Engines,
@@ -261,10 +254,11 @@ impl Engines {
         new.check(allowed).map(|()| new)
     }
 
-    /// Without CPUs that this process may not use any more, if there are enough others.
-    fn left_of(self, allowed: &CpuList) -> Option<Self> {
+    /// These, if all of their CPUs can still be used, and none polls on one of `taken`.
+    fn if_all_usable(self, allowed: &CpuList, taken: &CpuList) -> Option<Self> {
         let gone = |list: &CpuList| !list.without(allowed).is_empty();
         let lost = gone(&self.poll) || self.helpers.as_ref().is_some_and(gone) || self.cpus.as_ref().is_some_and(gone);
+        let lost = lost || self.poll.iter().any(|cpu| taken.contains(cpu));
         (!lost && self.check(allowed).is_ok()).then_some(self)
     }
 }
@@ -282,35 +276,49 @@ fn read(text: &str, range: &CpuList) -> Result<CpuList, String> {
 }
 
 impl EnginesOfRun {
-    /// What was set at run time holds again, unless the command line says otherwise than it did then, or the file says anything.
-    pub fn new(given: Engines, of_file: bool, remembered: Option<Remembered>, allowed: &CpuList) -> Self {
-        let now = match remembered {
-            None => given.clone(),
-            Some(kept) if of_file || kept.given != given => {
-                if kept.now != given {
-                    let by = if of_file { "the file of --config" } else { "the command line" };
-                    info!("engines: {given}, as {by} says now; forgotten is what was set at run time: {}", kept.now);
-                }
-                given.clone()
+    /// As [`EnginesOfRun::new`], with what is remembered, beside what devices were given. `given`: what is asked for, and whether the file of `--config`
+    /// says anything of it.
+    pub fn found(
+        args: &RunArgs,
+        (given, of_file): (Engines, bool),
+        store: &Store,
+        devices: &[Device],
+        allowed: &CpuList,
+    ) -> Result<(Self, bool), RunError> {
+        let option = if args.scheduling.poll.is_some() { "--poll" } else { "[engines] poll of --config" };
+        check_engines(devices, &given.poll).map_err(|e| Usage(format!("{option}: {e}")))?;
+        let remembered = store.load_engines().map_err(Failed)?;
+        Ok(Self::new(given, of_file, remembered, allowed, &devices::engines(devices)))
+    }
+
+    /// What was set at run time holds again, unless the command line says otherwise than it did then, the file says anything, or a CPU cannot be used any
+    /// more. On those of `taken` devices poll. Also whether something was `remembered` that does not hold: it is to be forgotten for good, or a later start
+    /// with the command line of that time would have it again.
+    pub fn new(
+        given: Engines,
+        of_file: bool,
+        remembered: Option<Self>,
+        allowed: &CpuList,
+        taken: &CpuList,
+    ) -> (Self, bool) {
+        let Some(kept) = remembered else { return (Self { now: given.clone(), given }, false) };
+        let says = if of_file { "the file of --config" } else { "the command line" };
+        if of_file || kept.given != given {
+            if kept.now != given {
+                info!("engines: {given}, as {says} says now; forgotten is what was set at run time: {}", kept.now);
             }
-            Some(kept) => match kept.now.clone().left_of(allowed) {
-                Some(now) => {
-                    info!(
-                        "engines: {now}, as they were set at run time (`lasthop engine`); the command line says {given}"
-                    );
-                    now
-                }
-                None => {
-                    warn!(
-                        "engines: {given}, as the command line says; what was set at run time is forgotten, as not all of its CPUs can be used \
-                         any more: {}",
-                        kept.now
-                    );
-                    given.clone()
-                }
-            },
+            return (Self { now: given.clone(), given }, true);
+        }
+        let Some(now) = kept.now.clone().if_all_usable(allowed, taken) else {
+            warn!(
+                "engines: {given}, as {says} says; what was set at run time is forgotten, as not all of its CPUs can be used any more: they are not there, \
+                 or a device was given them: {}",
+                kept.now
+            );
+            return (Self { now: given.clone(), given }, true);
         };
-        Self { given, now }
+        info!("engines: {now}, as they were set at run time (`lasthop engine`); {says} says {given}");
+        (Self { given, now }, false)
     }
 }
 
@@ -387,7 +395,7 @@ impl Supervisor {
         if matches!(change, EngineChange::Del(..)) {
             self.check_nobody_is_set_there(&new)?;
         }
-        self.check_devices_engines(&new.poll)?;
+        check_engines(&self.devices, &new.poll)?;
         if !self.switch.is_ready() {
             return Err("the switch is being restarted; try again in a second".into());
         }
@@ -457,7 +465,7 @@ impl Supervisor {
 
     fn remember_engines(&self, now: &Engines) -> Result<(), String> {
         let (given, now) = (self.engines.given.clone(), now.clone());
-        self.store.save_engines(&Remembered { given, now })
+        self.store.save_engines(&EnginesOfRun { given, now })
     }
 
     /// The change has failed.
@@ -500,96 +508,4 @@ impl Supervisor {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn list(text: &str) -> CpuList {
-        text.parse().unwrap()
-    }
-
-    fn engines(poll: &str, helper: &str, ports: &str) -> Engines {
-        let lists = [poll, helper, ports].map(|text| Some(text.to_owned()));
-        Engines::default().set(&lists, &list("0-7")).unwrap()
-    }
-
-    fn told(engines: &Engines) -> (Vec<usize>, Vec<usize>) {
-        let mut settings = SwitchSettings {
-            helpers: Vec::new(),
-            poll: Vec::new(),
-            hysteresis_us: (5, 50),
-            not_idle: false,
-            cgroup_accounting: false,
-            patience_ms: (10, 2),
-            max_guest_memory: 0,
-            max_flows: 1,
-        };
-        engines.tell(&mut settings, &list("0-7"));
-        (settings.poll, settings.helpers)
-    }
-
-    #[test]
-    fn engines_come_go_and_move() {
-        let allowed = list("0-7");
-        let change = |engines: &Engines, change| engines.changed(&change, &allowed);
-        let (poll, helper) = (EngineKind::Poll, EngineKind::Helper);
-        let none = Engines::default();
-        assert_eq!(told(&none), (vec![], (0..8).collect()));
-        let one = change(&none, EngineChange::Add(poll, "3,5".into())).unwrap();
-        assert_eq!(told(&one), (vec![3, 5], vec![]), "no helpers beside cores that poll");
-        assert!(one.check_engine(None).is_ok() && one.check_engine(Some(5)).is_ok());
-        assert!(one.check_engine(Some(4)).unwrap_err().contains("CPUs that poll are 3,5"));
-        assert!(none.check_engine(Some(4)).unwrap_err().contains("no core polls"));
-        let gone = change(&one, EngineChange::Del(poll, "3,5".into())).unwrap();
-        assert_eq!(gone, none, "helpers and ports' threads again");
-        let fewer = change(&gone, EngineChange::Del(helper, "0-5".into())).unwrap();
-        assert_eq!(told(&fewer), (vec![], vec![6, 7]));
-        let bounded = change(&fewer, EngineChange::Set([None, Some("all".into()), Some("2-3".into())])).unwrap();
-        assert_eq!(told(&bounded), (vec![], vec![2, 3]));
-    }
-
-    #[test]
-    fn what_cannot_be_is_refused() {
-        let allowed = list("0-7");
-        let some = engines("3", "all", "2-4");
-        let (poll, helper, ports) = (EngineKind::Poll, EngineKind::Helper, EngineKind::Ports);
-        for (change, word) in [
-            (EngineChange::Add(poll, "x".into()), "x"),
-            (EngineChange::Add(poll, "9".into()), "CPU 9 cannot be used here"),
-            (EngineChange::Add(poll, "5".into()), "choose from 2-4"),
-            (EngineChange::Add(poll, "3".into()), "there is a poll engine on CPU 3 already"),
-            (EngineChange::Del(poll, "4".into()), "there is no poll engine on CPU 4"),
-            (EngineChange::Add(helper, "2".into()), "no helpers while CPU 3 polls"),
-            (EngineChange::Del(ports, "3".into()), "the poll engine on CPU 3 would be where the switch may not run"),
-            (EngineChange::Del(ports, "2-4".into()), "no CPU would be left"),
-            (EngineChange::Set([Some("2,8".into()), None, None]), "poll CPU 8 cannot be used"),
-        ] {
-            let error = some.changed(&change, &allowed).unwrap_err();
-            assert!(error.contains(word), "{change:?}: {error}");
-        }
-    }
-
-    #[test]
-    fn what_was_set_at_run_time_holds_until_the_command_line_says_something_else() {
-        let allowed = list("0-7");
-        let (given, now) = (engines("3", "all", "all"), engines("4", "all", "all"));
-        let remembered = || Some(Remembered { given: given.clone(), now: now.clone() });
-        let start = |given: &Engines, of_file, allowed: &CpuList| {
-            EnginesOfRun::new(given.clone(), of_file, remembered(), allowed).now
-        };
-        assert_eq!(start(&given, false, &allowed), now);
-        assert_eq!(start(&engines("5", "all", "all"), false, &allowed).poll, list("5"));
-        assert_eq!(start(&given, true, &allowed), given, "the file wins");
-        assert_eq!(start(&given, false, &list("0-3")), given, "CPU 4 has gone");
-        assert_eq!(EnginesOfRun::new(given.clone(), false, None, &allowed).now, given);
-    }
-
-    #[test]
-    fn engines_are_written_as_people_do() {
-        for some in [Engines::default(), engines("3", "none", "2-4"), engines("none", "2,4", "all")] {
-            let text = serde_json::to_string(&some).unwrap();
-            assert_eq!(serde_json::from_str::<Engines>(&text).unwrap(), some, "{text}");
-        }
-        assert_eq!(engines("3", "none", "2-4").to_string(), "poll 3, helper none, ports 2-4");
-        assert!(serde_json::from_str::<Engines>(r#"{"poll":"x"}"#).is_err());
-    }
-}
+mod tests;

@@ -1,13 +1,16 @@
-//! What outlives this run: access lists and mirrors, written once they hold; and what a new control is told of them.
+//! What outlives this run: access lists, mirrors and engines, written once they hold; and what a new control is told of them.
 
 use super::setup::Unsaved;
 use super::supervisor::Supervisor;
 use lasthop_management_ipc::{LISTS_PART, SupervisorToControl};
 
 impl Supervisor {
-    /// What the file of `--config` says is remembered.
+    /// What the file of `--config` says is remembered, and what was overruled is not any more.
     pub(super) fn keep_given(&mut self) -> Result<(), String> {
-        let Unsaved { mirrors, lists } = std::mem::take(&mut self.unsaved);
+        let Unsaved { mirrors, lists, engines } = std::mem::take(&mut self.unsaved);
+        if engines {
+            self.store.save_engines(&self.engines)?;
+        }
         if lists {
             self.store.save_lists(&self.lists)?;
         }

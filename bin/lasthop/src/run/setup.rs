@@ -2,7 +2,7 @@
 
 use super::args::{PortArg, RunArgs, check_uplink};
 use super::devices::{self, Device};
-use super::engines::EnginesOfRun;
+use super::engines::{EnginesOfRun, allowed_cpus};
 use super::given::Given;
 use super::open_vswitch::{self, Decides, OpenVswitch, Told};
 use super::served::{Served, Serves};
@@ -97,28 +97,30 @@ pub struct Setup {
     pub also_saved: HashSet<String>,
     /// Text of the access lists; empty if there are none.
     pub lists: Vec<u8>,
-    /// What is to be remembered of what the file of `--config` says, once nothing can be refused any more.
+    /// What is to be remembered otherwise, once nothing can be refused any more.
     pub unsaved: Unsaved,
     /// Held as long as we run.
     pub locks: [File; 2],
 }
 
-/// What the file of `--config` has made other than it is remembered.
+/// What the file of `--config`, or the command line, has made other than it is remembered.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Unsaved {
     /// Mirrors.
     pub mirrors: bool,
     /// Access lists.
     pub lists: bool,
+    /// Engines.
+    pub engines: bool,
 }
 
 impl Setup {
     /// Checks everything, in the order in which a user would mend it.
     pub fn new(args: &RunArgs) -> Result<Self, RunError> {
         check_kernel()?;
-        let allowed = CpuList::allowed().map_err(|e| Failed(format!("cannot read the CPUs of this process: {e}")))?;
+        let allowed = allowed_cpus().map_err(Failed)?;
         let given = Given::new(args)?;
-        let (given_engines, of_file) = given.engines(args, &allowed)?;
+        let engines = given.engines(args, &allowed)?;
         let (ports, devices) = (absolute(&given.ports)?, given.devices());
         let switch = (args.data_plane(), find_program(args.data_plane(), args.libexec.as_deref())?);
         let session = find_program("lasthop-session", args.libexec.as_deref())?;
@@ -132,14 +134,14 @@ impl Setup {
         let run_lock = lock(&args.run_dir, "lock", "--run-dir", 0o755, until)?;
         let state_lock = lock(&args.state_dir, "state.lock", "--state-dir", 0o755, until)?;
         check_apart(&args.run_dir, &args.state_dir)?;
-        let devices_wanted = devices::wanted(args, given_engines.cpus.as_ref())?;
+        let devices_wanted = devices::wanted(args, engines.0.cpus.as_ref())?;
         let store = Store::new(&args.state_dir);
         let mut remembered = store.load().map_err(Failed)?;
         let other_mirrors = given.mirrors(&mut remembered)?;
         given.overrule(&mut remembered, &ports, &devices);
         let Saved { ports: saved, uplinks: saved_uplinks, taps, settings, mirrors } = remembered;
         let (lists, other_lists) = given.lists(&store)?;
-        let engines = EnginesOfRun::new(given_engines, of_file, store.load_engines().map_err(Failed)?, &allowed);
+        let (engines, other_engines) = EnginesOfRun::found(args, engines, &store, &devices_wanted, &allowed)?;
         let (also_saved, saved) = reconcile(&ports, saved).map_err(Failed)?;
         let (uplinks, saved_uplinks) = reconcile_uplinks(&ports, &saved, &devices, saved_uplinks)?;
         let run_dir = std::path::absolute(&args.run_dir).unwrap_or_else(|_| args.run_dir.clone());
@@ -180,7 +182,7 @@ impl Setup {
             mirrors,
             also_saved,
             lists,
-            unsaved: Unsaved { mirrors: other_mirrors, lists: other_lists },
+            unsaved: Unsaved { mirrors: other_mirrors, lists: other_lists, engines: other_engines },
             locks: [run_lock, state_lock],
         })
     }

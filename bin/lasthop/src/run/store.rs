@@ -1,7 +1,7 @@
 //! What outlives a run: ports added at run time in `STATE_DIR/ports.json`, access lists in `STATE_DIR/acl.rules`, engines set at run time in
 //! `STATE_DIR/engines.json`.
 
-use super::engines::Remembered;
+use super::engines::EnginesOfRun;
 use super::owner::FileOwner;
 use lasthop_policy::Batch;
 use lasthop_policy::{Mirror, PortSettings, Vlans, acl::Book};
@@ -305,7 +305,7 @@ impl Store {
     }
 
     /// Engines as they were set at run time, if they were.
-    pub fn load_engines(&self) -> Result<Option<Remembered>, String> {
+    pub fn load_engines(&self) -> Result<Option<EnginesOfRun>, String> {
         let shown = self.engines.display();
         let wrong =
             |e: String| format!("{shown}: {e}; repair it, or move it away to have the engines of the command line");
@@ -317,7 +317,7 @@ impl Store {
     }
 
     /// Replaces what is remembered of engines or, on an error, nothing. Nothing is remembered that the command line says as well.
-    pub fn save_engines(&self, engines: &Remembered) -> Result<(), String> {
+    pub fn save_engines(&self, engines: &EnginesOfRun) -> Result<(), String> {
         let written = if engines.given == engines.now {
             fs::remove_file(&self.engines).or_else(|e| match e.kind() {
                 io::ErrorKind::NotFound => Ok(()),

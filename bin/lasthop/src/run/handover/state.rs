@@ -6,7 +6,7 @@ use super::super::cgroup_accounting::{CgroupAccounting, CgroupState};
 use super::super::child::ChildState;
 use super::super::closing;
 use super::super::devices::{self, DeviceState};
-use super::super::engines::{Engines, EnginesOfRun};
+use super::super::engines::{Engines, EnginesOfRun, allowed_cpus};
 use super::super::host_facts::Missing;
 use super::super::open_vswitch::{OpenVswitch, OpenVswitchState};
 use super::super::port::{Port, PortState};
@@ -24,7 +24,6 @@ use lasthop_hostview::{Handed, HandedProgram, HostMonitor};
 use lasthop_ipc::RateLimit;
 use lasthop_log::levels;
 use lasthop_policy::{Mirror, PortSettings};
-use lasthop_sys::CpuList;
 use lasthop_uplink_ipc::VlanMac;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -90,7 +89,7 @@ pub struct State {
     control_level: Option<String>,
     level: String,
     cgroup_accounting: Option<CgroupState>,
-    /// None where they cannot be changed.
+    /// None from a program that had no `lasthop engine`.
     #[serde(default)]
     engines: Option<EnginesOfRun>,
     locks: [Fd; 2],
@@ -256,8 +255,7 @@ fn setup_of(
     ovs: Option<OpenVswitch>,
     (locks, engines): ([File; 2], Option<EnginesOfRun>),
 ) -> Result<Setup, super::super::RunError> {
-    let allowed = CpuList::allowed()
-        .map_err(|e| super::super::RunError::Failed(format!("cannot read the CPUs of this process: {e}")))?;
+    let allowed = allowed_cpus().map_err(super::super::RunError::Failed)?;
     // Some may have been taken away since they were looked at: that is no reason to end.
     let given = Engines::of_command_line(args, &allowed);
     let cpus = given.cpus.clone();

@@ -1,0 +1,99 @@
+//! Engines alone, without a switch.
+
+use super::*;
+
+fn list(text: &str) -> CpuList {
+    text.parse().unwrap()
+}
+
+fn engines(poll: &str, helper: &str, ports: &str) -> Engines {
+    let lists = [poll, helper, ports].map(|text| Some(text.to_owned()));
+    Engines::default().set(&lists, &list("0-7")).unwrap()
+}
+
+fn told(engines: &Engines) -> (Vec<usize>, Vec<usize>) {
+    let mut settings = SwitchSettings {
+        helpers: Vec::new(),
+        poll: Vec::new(),
+        hysteresis_us: (5, 50),
+        not_idle: false,
+        cgroup_accounting: false,
+        patience_ms: (10, 2),
+        max_guest_memory: 0,
+        max_flows: 1,
+    };
+    engines.tell(&mut settings, &list("0-7"));
+    (settings.poll, settings.helpers)
+}
+
+#[test]
+fn engines_come_go_and_move() {
+    let allowed = list("0-7");
+    let change = |engines: &Engines, change| engines.changed(&change, &allowed);
+    let (poll, helper) = (EngineKind::Poll, EngineKind::Helper);
+    let none = Engines::default();
+    assert_eq!(told(&none), (vec![], (0..8).collect()));
+    let one = change(&none, EngineChange::Add(poll, "3,5".into())).unwrap();
+    assert_eq!(told(&one), (vec![3, 5], vec![]), "no helpers beside cores that poll");
+    assert!(one.check_engine(None).is_ok() && one.check_engine(Some(5)).is_ok());
+    assert!(one.check_engine(Some(4)).unwrap_err().contains("CPUs that poll are 3,5"));
+    assert!(none.check_engine(Some(4)).unwrap_err().contains("no core polls"));
+    let gone = change(&one, EngineChange::Del(poll, "3,5".into())).unwrap();
+    assert_eq!(gone, none, "helpers and ports' threads again");
+    let fewer = change(&gone, EngineChange::Del(helper, "0-5".into())).unwrap();
+    assert_eq!(told(&fewer), (vec![], vec![6, 7]));
+    let bounded = change(&fewer, EngineChange::Set([None, Some("all".into()), Some("2-3".into())])).unwrap();
+    assert_eq!(told(&bounded), (vec![], vec![2, 3]));
+}
+
+#[test]
+fn what_cannot_be_is_refused() {
+    let allowed = list("0-7");
+    let some = engines("3", "all", "2-4");
+    let (poll, helper, ports) = (EngineKind::Poll, EngineKind::Helper, EngineKind::Ports);
+    for (change, word) in [
+        (EngineChange::Add(poll, "x".into()), "x"),
+        (EngineChange::Add(poll, "9".into()), "CPU 9 cannot be used here"),
+        (EngineChange::Add(poll, "5".into()), "choose from 2-4"),
+        (EngineChange::Add(poll, "3".into()), "there is a poll engine on CPU 3 already"),
+        (EngineChange::Del(poll, "4".into()), "there is no poll engine on CPU 4"),
+        (EngineChange::Add(helper, "2".into()), "no helpers while CPU 3 polls"),
+        (EngineChange::Del(ports, "3".into()), "the poll engine on CPU 3 would be where the switch may not run"),
+        (EngineChange::Del(ports, "2-4".into()), "no CPU would be left"),
+        (EngineChange::Set([Some("2,8".into()), None, None]), "poll CPU 8 cannot be used"),
+    ] {
+        let error = some.changed(&change, &allowed).unwrap_err();
+        assert!(error.contains(word), "{change:?}: {error}");
+    }
+}
+
+#[test]
+fn what_was_set_at_run_time_holds_until_the_command_line_says_something_else() {
+    let allowed = list("0-7");
+    let (given, now) = (engines("3", "all", "all"), engines("4", "all", "all"));
+    let remembered = || Some(EnginesOfRun { given: given.clone(), now: now.clone() });
+    let start_beside = |given: &Engines, of_file, allowed: &CpuList, devices: &str| {
+        let (engines, is_forgotten) = EnginesOfRun::new(given.clone(), of_file, remembered(), allowed, &list(devices));
+        assert_eq!(engines.given, *given);
+        (engines.now, is_forgotten)
+    };
+    let start = |given: &Engines, of_file, allowed: &CpuList| start_beside(given, of_file, allowed, "6");
+    assert_eq!(start(&given, false, &allowed), (now.clone(), false));
+    let other = engines("5", "all", "all");
+    assert_eq!(start(&other, false, &allowed), (other.clone(), true));
+    assert_eq!(start(&given, true, &allowed), (given.clone(), true), "the file wins");
+    assert_eq!(start(&given, false, &list("0-3")), (given.clone(), true), "CPU 4 has gone");
+    assert_eq!(start_beside(&given, false, &allowed, "4,6"), (given.clone(), true), "a device polls on CPU 4");
+    let none = EnginesOfRun::new(given.clone(), false, None, &allowed, &list("6"));
+    assert_eq!((none.0.now, none.1), (given, false));
+}
+
+#[test]
+fn engines_are_written_as_people_do() {
+    for some in [Engines::default(), engines("3", "none", "2-4"), engines("none", "2,4", "all")] {
+        let text = serde_json::to_string(&some).unwrap();
+        assert_eq!(serde_json::from_str::<Engines>(&text).unwrap(), some, "{text}");
+    }
+    assert_eq!(engines("3", "none", "2-4").to_string(), "poll 3, helper none, ports 2-4");
+    assert!(serde_json::from_str::<Engines>(r#"{"poll":"x"}"#).is_err());
+}
