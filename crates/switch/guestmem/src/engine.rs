@@ -203,7 +203,8 @@ pub fn settle(memory: &GuestMemory) -> bool {
 fn settle_mine(memory: &GuestMemory) -> bool {
     let all_made = MINE.try_with(|mine| {
         let mut tally = mine.tally.take();
-        if let Some(queue) = mine.queue.get() {
+        // A batch that stays was told of when it was given up: its bytes went to another memory than this one, maybe.
+        if let Some(queue) = mine.queue.get().filter(|queue| !queue.stays()) {
             wait_for(queue, &mut tally);
             if memory.is_logged() {
                 // Their bits were set when they were asked for, and may have been taken since.
@@ -222,7 +223,8 @@ fn settle_mine(memory: &GuestMemory) -> bool {
 }
 
 fn log(memory: &GuestMemory, to: u64, len: usize) {
-    // SAFETY: nothing is read or written there, but noted that something was; the region is the receiver's own.
+    // SAFETY: nothing is read or written there, but noted that something was. All copies of a batch go to the memory that it is settled for, and this
+    // one is settled for the first time.
     memory.log_written(&[unsafe { GuestSlice::new(to as *mut u8, len) }], len);
 }
 

@@ -3,6 +3,7 @@
 use lasthop_guestmem::engine::{self, Account, Half, Tally};
 use lasthop_guestmem::{GuestMemory, RegionSpec, install_fault_handler};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// It hangs in one of so many bytes, until it is let on.
@@ -37,12 +38,20 @@ fn copy(from: &GuestMemory, to: &GuestMemory, at: u64, len: usize) {
     from.slice(at, len).unwrap().copy_to(&to.slice(at, len).unwrap());
 }
 
+fn file(size: u64) -> OwnedFd {
+    let fd = memfd_create("engine-test", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&fd, size).unwrap();
+    fd
+}
+
+fn region(size: u64) -> RegionSpec {
+    RegionSpec { guest_addr: 0, user_addr: 0, size, mmap_offset: 0 }
+}
+
 /// Its memory, and the same as the guest has it.
 fn guest(with: u8) -> [GuestMemory; 2] {
-    let fd = memfd_create("engine-test", MemfdFlags::CLOEXEC).unwrap();
-    ftruncate(&fd, SIZE).unwrap();
-    let spec = RegionSpec { guest_addr: 0, user_addr: 0, size: SIZE, mmap_offset: 0 };
-    let map = || GuestMemory::empty().with_region(spec, &fd).unwrap();
+    let fd = file(SIZE);
+    let map = || GuestMemory::empty().with_region(region(SIZE), &fd).unwrap();
     let memory = [map(), map()];
     memory[0].slice(0, SIZE as usize).unwrap().write(0, &vec![with; SIZE as usize]);
     memory
@@ -77,6 +86,11 @@ fn a_copy_that_hangs_writes_to_nobody_when_it_goes_on_and_all_others_are_made() 
     assert!(![&sender, &other, &more].into_iter().any(|memory| memory.faulted()));
     assert_eq!(bytes(&others, 0, 20_001), [&[4; 20_000][..], &[3]].concat());
     assert_eq!(COUNTS.0.each_ref().map(|n| n.load(Ordering::Relaxed)), [1, 1, 1]);
+    // What was lost is told once: no later visit to a receiver has the old batch in its log.
+    let (spec, fd) = (region(4096), file(4096));
+    let log = GuestMemory::empty().with_region(spec, &fd).unwrap();
+    assert!(engine::settle(&receiver.with_log(Some((spec, &fd))).unwrap()));
+    assert_eq!(bytes(&log, 0, 8), [0; 8]);
     // The receiver has its buffer back, and the sender its own, and memory goes, which does not wait for the engine for ever.
     senders.slice(0, SIZE as usize).unwrap().write(0, &[9; SIZE as usize]);
     drop((receiver, sender));

@@ -175,7 +175,13 @@ impl Queue {
     /// Whether there is nothing in its batch to be waited for.
     #[inline]
     pub(super) fn is_settled(&self) -> bool {
-        self.batch().is_empty() || self.stays.load(Ordering::Relaxed)
+        self.batch().is_empty() || self.stays()
+    }
+
+    /// Its batch is settled and stays, as the engine may go on with a copy of it at any time. Nothing is asked for any more.
+    #[inline]
+    pub(super) fn stays(&self) -> bool {
+        self.stays.load(Ordering::Relaxed)
     }
 
     fn is_over(&self, number: u64) -> bool {
@@ -270,7 +276,7 @@ impl Queue {
     /// The batch is settled: its places are free.
     #[inline]
     pub(super) fn forget_last(&self) {
-        if !self.stays.load(Ordering::Relaxed) {
+        if !self.stays() {
             self.first.store(self.next.load(Ordering::Relaxed), Ordering::Release);
         }
     }
