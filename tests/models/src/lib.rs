@@ -7,6 +7,7 @@
 use loom::model::Builder;
 
 pub mod control_rings;
+pub mod copies;
 pub mod locks;
 pub mod mailboxes;
 pub mod owners;

@@ -89,8 +89,17 @@ pub(crate) fn weaken(weak: Option<Weak>) {
     WEAK.set(weak);
 }
 
-fn unless(weak: Weak, order: Ordering) -> Ordering {
+pub(crate) fn unless(weak: Weak, order: Ordering) -> Ordering {
     if WEAK.get() == Some(weak) { Relaxed } else { order }
+}
+
+/// Of what reads and writes at once.
+pub(crate) fn both(order: Ordering) -> Ordering {
+    match (order, WEAK.get()) {
+        (Ordering::AcqRel, Some(Weak::Acquire)) => Ordering::Release,
+        (Ordering::AcqRel, Some(Weak::Release)) => Ordering::Acquire,
+        _ => order,
+    }
 }
 
 /// Words of memory that processes share.

@@ -15,9 +15,12 @@
 //! the places of those that it writes (the thesis's revocation, 3.4.3), and the receiver's memory is marked as that of a file that was truncated
 //! is (`fault.rs`), so that its rings break. The sender loses a packet: what the engine may still read of its memory goes to nobody.
 
+mod completion;
+mod doorbell;
 pub mod layout;
 mod queue;
 mod run;
+mod sync;
 #[cfg(test)]
 mod tests;
 
@@ -86,6 +89,8 @@ pub trait Account: Sync {
     /// The engine is given up, for good.
     fn given_up(&self);
 }
+
+const _: () = assert!(size_of::<completion::Completion>() == layout::COMPLETION);
 
 /// A copy of more bytes than these is the engine's. No copy is while there is no engine.
 static THRESHOLD: AtomicUsize = AtomicUsize::new(usize::MAX);

@@ -2,7 +2,6 @@
 //! 341204, "Descriptor Format" and "Completion Record"; the same as in Linux' `include/uapi/linux/idxd.h`). Addresses are those of this
 //! process, as with shared virtual memory.
 
-use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// Bytes of a descriptor.
@@ -54,7 +53,7 @@ pub struct Descriptor {
     reserved: [u16; 13],
 }
 
-const _: () = assert!(size_of::<Descriptor>() == DESCRIPTOR && size_of::<Completion>() == COMPLETION);
+const _: () = assert!(size_of::<Descriptor>() == DESCRIPTOR);
 
 impl Descriptor {
     /// A copy whose completion record lies at `completion`.
@@ -78,39 +77,5 @@ impl Descriptor {
             (MEMMOVE, ..) => Err(BAD_FLAGS),
             _ => Err(BAD_OPCODE),
         }
-    }
-}
-
-/// What became of one.
-#[derive(Debug, Default)]
-#[repr(C, align(32))]
-pub struct Completion {
-    status: AtomicU8,
-    /// What only other operations have, and what a fault was.
-    result: [u8; 3],
-    bytes: AtomicU32,
-    /// Where a page was not there, and what only other operations have.
-    others: [u64; 3],
-}
-
-impl Completion {
-    /// Before it is asked for.
-    pub fn clear(&self) {
-        self.bytes.store(0, Ordering::Relaxed);
-        self.status.store(NONE, Ordering::Relaxed);
-    }
-
-    /// So many bytes are copied.
-    pub fn write(&self, status: u8, bytes: u32) {
-        self.bytes.store(bytes, Ordering::Relaxed);
-        // Release: whoever sees it sees what was copied.
-        self.status.store(status, Ordering::Release);
-    }
-
-    /// Its status, which is [`NONE`] at first, and how many bytes were copied.
-    #[inline]
-    pub fn read(&self) -> (u8, u32) {
-        let status = self.status.load(Ordering::Acquire);
-        (status, self.bytes.load(Ordering::Relaxed))
     }
 }

@@ -18,18 +18,18 @@
 //! All is read and written as atomic words, so that a thread that lets memory go may look at any queue at any time. What it sees of a slot counts
 //! if the slot's word is the same before and after.
 
-use super::layout::{Completion, Descriptor, NONE, SUCCESS};
+use super::completion::Completion;
+use super::layout::{Descriptor, NONE, SUCCESS};
+pub(super) use super::sync::PLACES;
+use super::sync::{AtomicBool, AtomicU64, GIVES_WAY, Ordering, SPINS, fence, give_way, sleep, spin_loop};
 use super::{Tally, Waited, run};
 use arrayvec::ArrayVec;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Mutex, PoisonError};
 use std::thread::Thread;
 use std::time::Duration;
 use zerocopy::transmute;
 
-/// Places of a queue: a burst's packets in two pieces each. What finds none is the processor's.
-pub(super) const PLACES: u64 = 128;
 /// How many copies of a queue the engine has in view, as a group of hardware engines would: the shortest is next.
 pub(super) const IN_VIEW: usize = 8;
 
@@ -200,8 +200,8 @@ impl Queue {
             }
             looks += 1;
             match looks {
-                0..200 => std::hint::spin_loop(),
-                200..230 => std::thread::yield_now(),
+                0..SPINS => spin_loop(),
+                _ if looks < SPINS + GIVES_WAY => give_way(),
                 _ if waited.is_over(limit) => return false,
                 _ => waited.step(|| self.sleep(&batch)),
             }
@@ -212,7 +212,7 @@ impl Queue {
     fn sleep(&self, batch: &Range<u64>) {
         self.waits.store(true, Ordering::SeqCst);
         if !batch.clone().all(|number| self.is_over(number)) {
-            std::thread::park_timeout(Duration::from_millis(1));
+            sleep();
         }
         self.waits.store(false, Ordering::Relaxed);
     }

@@ -1,15 +1,16 @@
 //! The engine: a thread that makes copies of all queues, a copy of each in turn. Without work it looks for some a little longer, and sleeps.
 
+use super::doorbell::Doorbell;
 use super::layout::{Descriptor, MOST, SUCCESS};
 use super::queue::{Maker, Queue};
 use super::{IS_LOST, copy, queues};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long it looks for work before it sleeps, giving way to others each time.
 const LINGERS: Duration = Duration::from_micros(50);
 
-static SLEEPS: AtomicBool = AtomicBool::new(false);
+static DOORBELL: Doorbell = Doorbell { sleeps: AtomicBool::new(false) };
 /// How many queues there are.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
@@ -29,7 +30,7 @@ pub type Before = fn(&Descriptor, Half) -> Option<(u8, u32)>;
 /// It has to be woken for work.
 #[inline]
 pub(super) fn sleeps() -> bool {
-    SLEEPS.load(Ordering::Relaxed) && SLEEPS.swap(false, Ordering::Relaxed)
+    DOORBELL.is_to_be_rung()
 }
 
 /// There is one more.
@@ -55,13 +56,8 @@ pub(super) fn serve(before: Before) {
         } else if idle.get_or_insert_with(Instant::now).elapsed() < LINGERS {
             std::thread::yield_now();
         } else {
-            SLEEPS.store(true, Ordering::Relaxed);
-            // Who asks for a copy does that first, and then looks whether we sleep; we do it the other way round.
-            fence(Ordering::SeqCst);
-            if all.len() == COUNT.load(Ordering::Acquire) && !all.iter().any(|queue| queue.has_work()) {
-                std::thread::park();
-            }
-            SLEEPS.store(false, Ordering::Relaxed);
+            let has_work = || all.len() != COUNT.load(Ordering::Acquire) || all.iter().any(|queue| queue.has_work());
+            DOORBELL.sleep_unless(has_work, std::thread::park);
             idle = None;
         }
     }
