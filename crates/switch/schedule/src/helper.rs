@@ -13,7 +13,7 @@ use lasthop_forward::{CACHE_ENTRIES, Datapath, Forwarder, Port};
 use lasthop_lock::{Lock, WaitNotice};
 use lasthop_sys::hostview::{HostView, VmState};
 use lasthop_sys::{Beat, Epoll, bind_current_thread, current_thread, set_idle};
-use lasthop_types::{Level, PortId};
+use lasthop_types::{Level, PortId, fall_to, polled_by};
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -129,10 +129,9 @@ impl Helpers {
     }
 
     /// The helper that is to be offered a ring with this hash, whose packets last went to `receiver`; `None` if no core is
-    /// idle, as far as is known. Of cores that poll it is the one that `receiver` is set to, then the ring's own port, if that can.
+    /// idle, as far as is known.
     pub(crate) fn choose(&self, hash: u64, receiver: Option<&Port>, now_ns: u64) -> Option<usize> {
         let cache = match receiver.map(|port| vm_of(self.settings.view, port)) {
-            _ if self.dedicated => receiver.map(|port| port.engine.load(Ordering::Relaxed)),
             Some(Vm::Running(core)) => self.settings.view.and_then(|view| Some(view.place(core)?.llc as u16)),
             _ => None,
         };
@@ -142,10 +141,7 @@ impl Helpers {
 
     fn core(&self, helper: &Helper, us: u32, now_ns: u64) -> Core {
         let backs_off = helper.back_off.lock().holds(now_ns);
-        // Its own core is busy, for it polls.
-        let Some(view) = self.settings.view.as_ref().filter(|_| !self.dedicated) else {
-            return Core { backs_off, cache: helper.cpu as u16, ..Core::default() };
-        };
+        let Some(view) = self.settings.view.as_ref() else { return Core { backs_off, ..Core::default() } };
         // A thread of ours is about to sleep or is a helper itself.
         let free = |core| view.core(core).map(|c| c.idle || c.idle_class_only || c.tgid == us);
         let place = view.place(helper.cpu).unwrap_or_default();
@@ -158,6 +154,15 @@ impl Helpers {
     /// The helper on this core.
     pub(crate) fn on(&self, core: usize) -> Option<usize> {
         self.all.iter().position(|helper| helper.cpu == core)
+    }
+
+    /// Has a ring polled by a core that does nothing else: by the one that its port is set to, or that it falls to by its number if that one is not
+    /// there, or could not be bound to its core.
+    pub(crate) fn place(&self, owned: &Arc<OwnedRing>) {
+        let can = self.all.iter().enumerate().filter(|(_, helper)| !helper.back_off.lock().holds(0));
+        let set = can.clone().find(|(_, helper)| helper.cpu == usize::from(owned.port.engine.load(Ordering::Relaxed)));
+        let falls = || can.clone().nth(fall_to(polled_by(owned.port.id, owned.queue), can.clone().count()));
+        set.or_else(falls).into_iter().for_each(|(n, _)| self.offer(n, owned, Some(Arrivals::default())));
     }
 
     /// Tells helper `n` of a ring that it may claim and poll while it has packets; without `arrivals` only to empty it once.

@@ -2,7 +2,7 @@
 
 use crate::helper::Helpers;
 use crate::owned_ring::OwnedRing;
-use crate::policy::{Arrivals, Hysteresis};
+use crate::policy::Hysteresis;
 use crate::port::{Letter, PortThread};
 use lasthop_forward::{Datapath, Port};
 use lasthop_sys::hostview::HostView;
@@ -73,11 +73,7 @@ impl Workers {
         entry.rings.push(owned.clone());
         match &entry.thread {
             Some(thread) => thread.mailbox.send(Letter::Attach(owned)),
-            None => {
-                if let Some(n) = self.helpers.choose(lasthop_types::polled_by(port.id, queue), Some(port), 0) {
-                    self.helpers.offer(n, &owned, Some(Arrivals::default()));
-                }
-            }
+            None => self.helpers.place(&owned),
         }
         Ok(())
     }
