@@ -15,7 +15,8 @@ pub(super) type Owners = BTreeMap<PortId, BTreeSet<VlanMac>>;
 /// Most ports that the supervisor is told of: all in one message.
 const MOST_PORTS: usize = 256;
 
-/// Addresses that are a port's whether or not it has said anything: those that it alone may send from.
+/// Addresses that are a port's whether or not it has said anything: those that it is told. Another may send from them, and have them learned, unless
+/// they are static.
 fn own_addresses(settings: &PortSettings) -> impl Iterator<Item = VlanMac> {
     let untagged = settings.vlan.or(settings.native).unwrap_or(0);
     settings.macs.iter().map(move |mac| (untagged, *mac)).chain(settings.static_addresses())

@@ -62,9 +62,9 @@ pub struct RunArgs {
     /// fills. rules: places of the table, 16 to 65536 [default: 1024]. engines: CPUs that its engines have for themselves, like
     /// engines=2-3 or engines=2:4 [default: helpers, as without a device]. walk=on: where no rule matches, it looks
     /// for a flow in the table of all flows, in memory of the host, before it asks control. dma=on: a DMA engine, which here is a thread of its
-    /// own, copies what is longer than dma-threshold bytes [default: 128] from VM to VM. cable=off: its ports and those of this lasthop do not reach each
+    /// own, copies pieces of memory longer than dma-threshold bytes [default: 128] from port to port. cable=off: its ports and those of this lasthop do not reach each
     /// other; without, there is a cable between the port NAME here and the port "host" there. See `lasthop device list`. May be repeated
-    #[arg(long = "device", value_name = "NAME[,rules=N][,engines=LIST][,walk=on][,dma=on][,cable=off]", value_parser = parse_device)]
+    #[arg(long = "device", value_name = "NAME[,rules=N][,engines=LIST][,walk=on][,dma=on][,dma-threshold=BYTES][,cable=off]", value_parser = parse_device)]
     pub devices: Vec<DeviceArg>,
     /// An uplink: a port that is a network interface of this host. Drivers: tap, af_packet, af_xdp; with driver=tap a TAP device
     /// that does not exist is made. Without: tap if it is a TAP device, else af_packet.
@@ -300,7 +300,7 @@ pub struct DeviceArg {
     pub walk: bool,
     /// Whether a DMA engine copies for it.
     pub dma: bool,
-    /// From how many bytes on that does not.
+    /// Copies of up to so many bytes are not that engine's.
     pub dma_threshold: usize,
 }
 
