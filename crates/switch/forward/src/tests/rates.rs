@@ -185,6 +185,27 @@ fn a_full_ring_waits_for_a_limited_receiver_that_takes_a_burst_in_time() {
     }
 }
 
+/// A limited receiver that takes a burst now and then, and somebody who keeps a ring full for it, with little for others in it: they hold up the
+/// little for as long as its turn takes to come, and then for one part in forty.
+#[test]
+fn a_trickle_does_not_hold_up_what_seldom_comes_for_others() {
+    let (datapath, mut forwarder, [mut a, mut b, mut c]) = one_limited(1024);
+    let (mut sent, mut still_ms, mut came) = (0, 0, 0);
+    for ms in 0..60_000 {
+        while a.driver.unsent(0).unwrap() < 1024 {
+            sent += 1;
+            a.send(VnetHdr::default(), &frame(if sent % 1000 == 0 { 3 } else { 2 }));
+        }
+        b.port.gets.set(u64::from(ms % 40 != 0), 0, 1);
+        b.port.gets.charge(1, 1_000_000, datapath.now_ns());
+        still_ms += u64::from(forwarder.carry(&a.port, 1, SECOND + ms * MS).packets == 0);
+        came += c.received().len();
+        b.received();
+    }
+    // A thousand take 16 bursts, one each 40 ms.
+    assert!(still_ms <= 60_000 / 40 + 700 && came > 2000, "{still_ms} ms of a minute, {came} came");
+}
+
 /// What lies behind the window of a limited receiver is looked at, too: its flow is not known for good while packets that missed it wait.
 #[test]
 fn packets_that_wait_for_control_are_not_overtaken_behind_a_window_for_a_limited_receiver() {
