@@ -5,7 +5,7 @@ mod program;
 mod second;
 
 use super::backoff::Backoff;
-use super::closing::Closing;
+use super::closing::{Came, close_aside};
 use super::handover;
 use super::watchdog::{self, Hung, Watchdog};
 use command_fds::{CommandFdExt, FdMapping};
@@ -107,15 +107,6 @@ struct Running<S, R> {
     fault: Option<String>,
     /// It ends because another is to take its place.
     planned: bool,
-}
-
-/// Closes what the kernel takes its time to close, which nobody should wait for.
-pub fn close_aside(descriptors: Vec<OwnedFd>) {
-    if !descriptors.is_empty() {
-        // Without a thread it is done here, and takes as long.
-        let descriptors = Closing::new(descriptors);
-        let _ = std::thread::Builder::new().name("close".into()).spawn(move || drop(descriptors));
-    }
 }
 
 /// How a child ended.
@@ -406,18 +397,16 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
     /// Takes what it has sent. A child that closed the channel or talks nonsense is of no use any more: it is killed if
     /// it does not end by itself.
     pub fn receive(&mut self, epoll: &Epoll, now: Instant) -> Vec<R> {
-        let (mut messages, mut fds) = (Vec::new(), Vec::new());
-        for (message, fd) in self.receive_with_fds(epoll, now) {
-            messages.push(message);
-            fds.extend(fd);
-        }
-        close_aside(fds);
+        let (messages, fds): (Vec<_>, Vec<_>) = self.receive_with_fds(epoll, now).into_iter().unzip();
+        // One thread for all of them.
+        let mut all = Came::default();
+        fds.into_iter().for_each(|fds| all.append(fds));
         messages
     }
 
     /// The same, each message with the descriptor that came with it. All others are closed aside: what a session process was sent by its
     /// front-end may be a file whose close(2) never ends.
-    pub fn receive_with_fds(&mut self, epoll: &Epoll, now: Instant) -> Vec<(R, Option<OwnedFd>)> {
+    pub fn receive_with_fds(&mut self, epoll: &Epoll, now: Instant) -> Vec<(R, Came)> {
         let (mut received, mut others) = (Vec::new(), Vec::new());
         let Some(running) = &mut self.running else { return received };
         received.extend(running.heard_second(epoll));
@@ -425,7 +414,7 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
             let mut came = Vec::new();
             let message = running.channel.recv_with(&mut came);
             let mut came = came.into_iter();
-            let message = message.map(|message| (message, came.next()));
+            let message = message.map(|message| (message, Came::new(came.next())));
             others.extend(came);
             match message {
                 Ok(message) => received.push(message),
@@ -574,10 +563,12 @@ impl<S, R> Running<S, R> {
         self.process.try_wait().ok()?
     }
 
-    /// It has ended.
+    /// It has ended. What it has sent and nobody has read goes with its channels, and may be any file.
     fn forget(self, epoll: &Epoll) {
         let _ = epoll.delete(&self.pidfd);
-        close_aside(self.namespace.into_iter().collect());
+        let channels = std::iter::once(&self.channel).chain(&self.second);
+        let channels = channels.filter_map(|channel| channel.as_fd().try_clone_to_owned().ok());
+        close_aside(channels.chain(self.namespace).collect());
     }
 }
 

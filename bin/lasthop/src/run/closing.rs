@@ -1,6 +1,7 @@
 //! How much is being closed on threads of its own, because its close(2) may last: files of a dead FUSE mount that a front-end has sent, sockets that linger, a mount
 //! namespace. execve(2) waits for such a thread, and nothing can end it. So no other program is executed while anything is left.
 
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Release when one is closed, Acquire where that is asked: whoever sees 0 sees the close done.
@@ -28,6 +29,42 @@ struct Counted;
 impl Drop for Counted {
     fn drop(&mut self) {
         LEFT.fetch_sub(1, Ordering::Release);
+    }
+}
+
+/// Closes what the kernel takes its time to close, which nobody should wait for.
+pub fn close_aside(descriptors: Vec<OwnedFd>) {
+    if !descriptors.is_empty() {
+        // Without a thread it is done here, and takes as long.
+        let descriptors = Closing::new(descriptors);
+        let _ = std::thread::Builder::new().name("close".into()).spawn(move || drop(descriptors));
+    }
+}
+
+/// Descriptors that a process has sent, which may be any file there is. They are closed aside wherever this is dropped.
+#[derive(Debug, Default)]
+pub struct Came(Vec<OwnedFd>);
+
+impl Came {
+    /// What came. Closed aside as well if it is dropped here.
+    pub fn new(descriptors: impl IntoIterator<Item = OwnedFd>) -> Self {
+        Self(descriptors.into_iter().collect())
+    }
+
+    /// They.
+    pub fn all(&self) -> &[OwnedFd] {
+        &self.0
+    }
+
+    /// Those of another, too.
+    pub fn append(&mut self, mut other: Self) {
+        self.0.append(&mut other.0);
+    }
+}
+
+impl Drop for Came {
+    fn drop(&mut self) {
+        close_aside(std::mem::take(&mut self.0));
     }
 }
 

@@ -1,7 +1,11 @@
 //! One process of an uplink: what it was given, whether it lives, what it has carried.
 
+#[cfg(test)]
+mod tests;
+
 use super::child::ChildState;
-use super::child::{Child, Ended, close_aside};
+use super::child::{Child, Ended};
+use super::closing::Came;
 use super::handover::{Fd, Giver, Moment, Taker};
 use super::store::SavedUplink;
 use lasthop_sys::Epoll;
@@ -21,8 +25,9 @@ const MAX_KEPT: usize = 64;
 /// frames wait in it, and because closing and opening it takes longer than all the rest.
 #[derive(Debug)]
 pub struct Kept {
-    /// In the order in which the driver wants them back.
-    descriptors: Vec<OwnedFd>,
+    /// In the order in which the driver wants them back. Closed aside where it is dropped: with the last of them the kernel takes down the device's queues, and
+    /// they are what the process says that they are.
+    descriptors: Came,
     device: UplinkDevice,
 }
 
@@ -48,32 +53,21 @@ pub struct DriverState {
 impl Kept {
     /// What another program of this process goes on with.
     pub fn hand_over(&self, giver: &mut Giver) -> KeptState {
-        let descriptors = self.descriptors.iter().map(|fd| giver.fd(fd)).collect();
+        let descriptors = self.descriptors.all().iter().map(|fd| giver.fd(fd)).collect();
         KeptState { descriptors, device: self.device.clone() }
     }
 
     /// Goes on with it.
     pub fn resumed(KeptState { descriptors, device }: KeptState, taker: &Taker) -> Result<Self, String> {
-        let descriptors = descriptors.into_iter().map(|fd| taker.fd(fd)).collect::<Result<_, _>>()?;
-        Ok(Self { descriptors, device })
+        let descriptors = descriptors.into_iter().map(|fd| taker.fd(fd)).collect::<Result<Vec<_>, _>>()?;
+        Ok(Self { descriptors: Came::new(descriptors), device })
     }
 
     /// Whether the kernel would take a frame on each of its queues. What is no queue of a device always says so.
     pub fn has_room(&self) -> bool {
-        let mut fds: Vec<_> = self.descriptors.iter().map(|d| PollFd::new(d, PollFlags::OUT)).collect();
+        let mut fds: Vec<_> = self.descriptors.all().iter().map(|d| PollFd::new(d, PollFlags::OUT)).collect();
         let polled = poll(&mut fds, Some(&Timespec::default()));
         polled.is_ok() && fds.iter().all(|fd| fd.revents().contains(PollFlags::OUT))
-    }
-
-    /// Closes it at once, for when others still have it or nobody is in a hurry.
-    pub fn close(mut self) {
-        self.descriptors.clear();
-    }
-}
-
-impl Drop for Kept {
-    fn drop(&mut self) {
-        close_aside(std::mem::take(&mut self.descriptors));
     }
 }
 
@@ -102,7 +96,7 @@ pub struct Start {
 pub struct Driver {
     child: Child<SupervisorToUplink, UplinkToSupervisor>,
     /// What it keeps of the device, before it is ready.
-    descriptors: Vec<OwnedFd>,
+    descriptors: Came,
     /// It was given its predecessor's device.
     inherited: bool,
     /// What it has carried, as last heard, and the page in which it counts.
@@ -130,7 +124,7 @@ impl Driver {
         let now = Instant::now();
         Self {
             child: Child::new(name, program, Vec::new(), tokens.0, tokens.1),
-            descriptors: Vec::new(),
+            descriptors: Came::default(),
             inherited: false,
             counters: UplinkCounters::default(),
             page: None,
@@ -237,7 +231,7 @@ impl Driver {
     /// What it starts with: a page to count in, and its predecessor's device.
     fn give(&mut self, kept: Option<&Kept>) -> io::Result<Vec<OwnedFd>> {
         let page = lasthop_sys::memfd("lasthop-counters", COUNTERS_PAGE as u64)?;
-        let kept = kept.map_or(&[][..], |kept| &kept.descriptors);
+        let kept = kept.map_or(&[][..], |kept| kept.descriptors.all());
         let given = std::iter::once(&page).chain(kept).map(OwnedFd::try_clone).collect();
         self.page = Some(page);
         given
@@ -295,18 +289,14 @@ impl Driver {
         let mut heard = None;
         for (message, fd) in self.child.receive_with_fds(epoll, now) {
             let message = message.bounded();
-            let keeps = matches!(message, UplinkToSupervisor::Keep);
-            // Whoever speaks to it now may have taken it over.
-            let unwanted = !keeps || self.child.is_ready() || self.inherited || self.descriptors.len() >= MAX_KEPT;
-            let (fd, closed) = if unwanted { (None, fd) } else { (fd, None) };
-            // What an uplink that is not itself sends along may never close.
-            close_aside(closed.into_iter().collect());
+            // Whoever speaks to it now may have taken it over. What comes along unwanted is closed aside, as is what lies behind a message that ends this.
+            let unwanted = self.child.is_ready() || self.inherited || self.descriptors.all().len() >= MAX_KEPT;
             match message {
                 UplinkToSupervisor::Keep => {
                     if unwanted {
                         return Some(Heard::Failed("it gives away what nobody wants".into()));
                     }
-                    self.descriptors.extend(fd);
+                    self.descriptors.append(fd);
                 }
                 // Each time files are written.
                 UplinkToSupervisor::Ready(_) if self.child.is_ready() => {
@@ -316,7 +306,7 @@ impl Driver {
                     self.child.set_ready();
                     (self.heard, self.answered, self.ping.1, self.late) = (now, false, None, false);
                     let descriptors = std::mem::take(&mut self.descriptors);
-                    let kept = (!descriptors.is_empty()).then(|| Kept { descriptors, device: device.clone() });
+                    let kept = (!descriptors.all().is_empty()).then(|| Kept { descriptors, device: device.clone() });
                     heard = Some(Heard::Ready(device, kept));
                 }
                 UplinkToSupervisor::Pong { number, counters } => {
@@ -339,7 +329,7 @@ impl Driver {
     /// If the process has ended: how, and whether its device is in a good state for the next.
     pub fn reap(&mut self, epoll: &Epoll, now: Instant) -> Option<(Ended, bool)> {
         let ended = self.child.reap(epoll, now)?;
-        self.descriptors.clear();
+        self.descriptors = Came::default();
         self.tokens.clear();
         let mut bytes = [0; COUNTERS_PAGE];
         if let Some(page) = self.page.take()
@@ -411,7 +401,7 @@ fn arguments(spec: &SavedUplink, kept: Option<&Kept>, how: Start) -> Vec<String>
     }
     words.extend(["--queues".into(), spec.queues.to_string(), "--nice".into(), spec.nice.to_string()]);
     if let Some(Kept { descriptors, device }) = kept {
-        words.extend(["--kept".to_owned(), descriptors.len().to_string(), "--mode".into(), device.mode.clone()]);
+        words.extend(["--kept".to_owned(), descriptors.all().len().to_string(), "--mode".into(), device.mode.clone()]);
     }
     if how.ours {
         words.push("--ours".into());

@@ -22,7 +22,8 @@ mod standby;
 mod taking;
 
 use super::backoff::Backoff;
-use super::child::{Child, Ended, close_aside};
+use super::child::{Child, Ended};
+use super::closing::close_aside;
 use super::driver::{Driver, Heard, Kept, Start};
 use super::sessions::Sessions;
 use super::store::SavedUplink;
@@ -383,7 +384,7 @@ impl Uplink {
                 self.tell_owners();
                 match kept {
                     // It would keep a device that is to go.
-                    Some(kept) if self.leaving.is_some() => kept.close(),
+                    Some(kept) if self.leaving.is_some() => drop(kept),
                     Some(kept) => self.kept = Some(kept),
                     None => {}
                 }
@@ -457,9 +458,7 @@ impl Uplink {
     pub fn leave(&mut self, now: Instant, limit: Duration, remove: bool) {
         self.leaving = Some(now + limit);
         self.spare.iter().for_each(Driver::kill);
-        if let Some(kept) = self.kept.take() {
-            kept.close();
-        }
+        self.kept = None;
         self.driver.send(SupervisorToUplink::Shutdown { remove }, None);
     }
 

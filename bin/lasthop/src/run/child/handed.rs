@@ -118,4 +118,27 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
         });
         Ok(())
     }
+
+    /// This child, which does not run, is this process, with the other end of this channel.
+    #[cfg(test)]
+    pub fn becomes(&mut self, process: &std::process::Child, channel: std::os::fd::OwnedFd) {
+        self.running = Some(Running {
+            process: Process::of(process).expect("it runs"),
+            program: None,
+            pidfd: PidFd::of(process).expect("it runs"),
+            channel: Channel::new(channel),
+            second: None,
+            queue: VecDeque::new(),
+            wants_room: false,
+            started: Instant::now(),
+            ready: false,
+            kill_at: None,
+            namespace: None,
+            watchdog: None,
+            killed: Cell::default(),
+            closed: false,
+            fault: None,
+            planned: false,
+        });
+    }
 }

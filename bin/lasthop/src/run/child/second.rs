@@ -1,5 +1,6 @@
 //! A second channel to a child, of a thread of its own there.
 
+use super::super::closing::Came;
 use super::{Child, OTHER_FD, Running};
 use lasthop_ipc::{Channel, ChannelError};
 use lasthop_sys::Epoll;
@@ -42,10 +43,13 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
 
 impl<S: Serialize, R: DeserializeOwned> Running<S, R> {
     /// What has been said on the second channel: a message at a time.
-    pub(super) fn heard_second(&mut self, epoll: &Epoll) -> Option<(R, Option<OwnedFd>)> {
+    pub(super) fn heard_second(&mut self, epoll: &Epoll) -> Option<(R, Came)> {
         let second = self.second.as_mut()?;
-        match second.recv() {
-            Ok(message) => Some(message),
+        let mut came = Vec::new();
+        let message = second.recv_with(&mut came);
+        let came = Came::new(came);
+        match message {
+            Ok(message) => Some((message, came)),
             Err(ChannelError::WouldBlock) => None,
             // The other channel, or the child's end, will say why.
             Err(_) => {
