@@ -408,3 +408,32 @@ fn an_engine_that_hangs_breaks_the_port_that_it_copies_to_and_no_other() {
         return;
     }
 }
+
+/// All of the device's process is stopped for longer than the engine may take, in the middle of copies: nobody has run, so nobody hangs.
+#[test]
+fn a_stop_of_the_whole_process_is_no_hang_of_its_engine() {
+    let site = Site::new("nic0,dma=on");
+    let (mut a, mut b) = site.two();
+    b.drain();
+    let (process, done) = (site.process(), AtomicBool::new(false));
+    std::thread::scope(|threads| {
+        threads.spawn(|| {
+            let pid = rustix::process::Pid::from_raw(process as i32).expect("a process");
+            let send = |signal| rustix::process::kill_process(pid, signal).expect("it is there");
+            for _ in 0..5 {
+                std::thread::sleep(Duration::from_millis(150));
+                send(rustix::process::Signal::STOP);
+                std::thread::sleep(Duration::from_millis(650));
+                send(rustix::process::Signal::CONT);
+            }
+            done.store(true, Ordering::Release);
+        });
+        let (mut next, mut got) = (10, 10);
+        while !done.load(Ordering::Acquire) || got < 300 {
+            pump(&mut a, &mut b, &mut next, &mut got, |_| LONGEST);
+        }
+    });
+    assert_eq!(site.stats()["table"]["dma"]["state"], "runs");
+    assert_eq!((site.process(), site.dma("lost"), site.dma("taken_back")), (process, 0, 0));
+    assert!(["a", "b"].iter().all(|port| site.port(port)["state"] == "up"));
+}
