@@ -2,7 +2,7 @@
 //! connections and its own memory, which both switches are told of like a guest's. When either is gone it ends, and is started again.
 
 use lasthop_cable_core::Cable;
-use lasthop_log::{Lines, Log};
+use lasthop_log::{Log, levels};
 use lasthop_sys::sandbox::Program;
 use lasthop_vhostuser::{Frontend, FrontendError};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
@@ -19,8 +19,7 @@ const WAITS: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(20
 fn main() -> ExitCode {
     let log = Log::new();
     log.end_with_panics();
-    let lines = log.clone();
-    tracing_subscriber::fmt().with_ansi(false).event_format(Lines::new()).with_writer(move || lines.clone()).init();
+    levels::begin(&log);
     let Some(paths) = paths(std::env::args_os().skip(1).map(PathBuf::from).collect()) else {
         eprintln!("lasthop-cable: two paths of sockets; this program is started by `lasthop run`");
         return ExitCode::from(2);

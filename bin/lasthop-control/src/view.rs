@@ -221,8 +221,8 @@ pub(crate) fn replaced(of: lasthop_management_ipc::Replaced) -> Replaced {
 }
 
 pub(crate) fn host(of: lasthop_management_ipc::HostFacts) -> Host {
-    let lasthop_management_ipc::HostFacts { version, vms_unknown, no_helpers, outdated } = of;
-    Host { version, control_version: env!("CARGO_PKG_VERSION").into(), vms_unknown, no_helpers, outdated }
+    let lasthop_management_ipc::HostFacts { version, vms_unknown, no_helpers, outdated, state_faults } = of;
+    Host { version, control_version: env!("CARGO_PKG_VERSION").into(), vms_unknown, no_helpers, outdated, state_faults }
 }
 
 pub(crate) fn refused_mac(of: &RefusedSource, lives_at: Option<String>, now_ms: u64) -> RefusedMac {

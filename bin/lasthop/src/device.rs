@@ -1,14 +1,20 @@
 //! `lasthop device`: the devices of a running lasthop. Each answers for itself, at a socket of its own below that one's run directory.
 
 use crate::SharedArgs;
-use crate::client::{CliError, Instance, collect};
+use crate::client::{CliError, Instance, collect, running};
 use crate::list::all_ports;
 use crate::run::{DEVICES_DIR, FAR_SOCKET, HOST_SOCKET};
 use crate::table::{Align, Table};
 use lasthop_api::{BusBytes, DeviceBus, DeviceDma, DeviceTable, DeviceWalk, Port, SwitchProxy, SwitchStats};
 use lasthop_text::counted;
 use serde::Serialize;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+
+/// The program of a cable.
+const CABLE: &str = "lasthop-cable";
 
 #[derive(Debug, clap::Subcommand)]
 pub enum DeviceCommand {
@@ -105,6 +111,44 @@ pub struct Found {
     pub away: Option<String>,
     /// Its DMA engine, if it was asked and has one.
     pub dma: Option<DeviceDma>,
+    /// The process of its cable, if it was looked for and is there.
+    pub cable: Option<CableProcess>,
+}
+
+/// The process of a device's cable, as procfs shows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CableProcess {
+    pub pid: u32,
+    /// By a signal.
+    pub stopped: bool,
+}
+
+/// The process of a device's cable: it answers nobody, so procfs is asked. `None`: there is none now, or procfs does not show it.
+pub fn cable_process(run_dir: &Path, device: &str) -> Option<CableProcess> {
+    let file = |path: &Path| std::fs::metadata(path).ok().map(|of| (of.dev(), of.ino()));
+    let socket = file(&run_dir.join(DEVICES_DIR).join(device).join(HOST_SOCKET))?;
+    let run = running(run_dir)?.parse::<u32>().ok()?;
+    let mut pids =
+        std::fs::read_dir("/proc").ok()?.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.find_map(|pid: u32| {
+        let line = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+        let path = socket_of_cable(&line)?;
+        let (parent, stopped) = parent_and_stopped(&std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?)?;
+        // Anybody may call a process of his so; and the same socket may be called by another path.
+        (parent == run && file(path)? == socket).then_some(CableProcess { pid, stopped })
+    })
+}
+
+/// Of `/proc/PID/cmdline`, if that is of a cable: the socket on this host that it is plugged in to.
+fn socket_of_cable(line: &[u8]) -> Option<&Path> {
+    let mut words = line.split(|byte| *byte == 0).map(|word| Path::new(OsStr::from_bytes(word)));
+    words.next()?.ends_with(CABLE).then(|| words.next())?
+}
+
+/// Of `/proc/PID/status`: its parent, and whether a signal has stopped it.
+fn parent_and_stopped(status: &str) -> Option<(u32, bool)> {
+    let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next());
+    Some((field("PPid:")?.parse().ok()?, field("State:")? == "T"))
 }
 
 impl Found {
@@ -275,6 +319,19 @@ mod tests {
         ] {
             assert!(!is(path, run_dir), "{path} of {run_dir}");
         }
+    }
+
+    #[test]
+    fn the_process_of_a_cable_is_told_by_its_socket() {
+        let line = b"/usr/bin/lasthop-cable\0/run/devices/nic0/cable.sock\0/run/devices/nic0/host.sock\0";
+        assert_eq!(socket_of_cable(line), Some(Path::new("/run/devices/nic0/cable.sock")));
+        for other in [&b"vi\0/run/devices/nic0/cable.sock\0"[..], b"lasthop-cable", b""] {
+            assert_eq!(socket_of_cable(other), None);
+        }
+        let status = "Name:\tlasthop-cable\nState:\tT (stopped)\nTgid:\t7\nPPid:\t12\n";
+        assert_eq!(parent_and_stopped(status), Some((12, true)));
+        assert_eq!(parent_and_stopped(&status.replace("T (stopped)", "t (tracing stop)")), Some((12, false)));
+        assert_eq!(parent_and_stopped("Name:\tPPid:"), None);
     }
 
     #[test]

@@ -16,7 +16,7 @@
 //! | `tables` | addresses used twice, tables that are full |
 //! | `translation` | guests with an IOMMU of their own: pages that are not answered, not granted, or stale |
 //! | `moves` | guests on their way to another host, which is no fault |
-//! | `processes` | programs: versions, restarts, rights |
+//! | `processes` | programs: versions, restarts, rights, and whether what is told is remembered |
 //! | `open_vswitch` | Open vSwitch, where it decides |
 //! | `unknown` | what cannot be known, and drops that are over |
 
@@ -90,7 +90,10 @@ pub fn doctor(args: &DoctorArgs) -> Result<(String, bool), CliError> {
         std::thread::sleep(Duration::from_secs(args.seconds));
     }
     let mut now = look(&mut instance, run_dir)?;
-    now.devices.iter_mut().for_each(|device| device.ask(run_dir));
+    for device in &mut now.devices {
+        device.ask(run_dir);
+        device.cable = crate::device::cable_process(run_dir, &device.name);
+    }
     if let Some(port) = args.port.as_ref().filter(|port| !now.ports.iter().any(|p| p.name == **port)) {
         return Err(no_such(&now, port));
     }

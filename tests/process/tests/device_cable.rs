@@ -2,7 +2,7 @@
 
 use lasthop_frame::VnetHdr;
 use lasthop_frame::testutil::Frame;
-use lasthop_tests_process::{Guest, Lasthop, Options, Port, mac, number_of, numbered, scratch, wait_for};
+use lasthop_tests_process::{Guest, Lasthop, Options, Port, mac, number_of, numbered, scratch, spawn, wait_for};
 use std::path::Path;
 use std::time::Duration;
 
@@ -95,6 +95,33 @@ fn guests_of_the_host_and_of_a_device_reach_each_other() {
     assert!(h.drain().is_empty(), "nothing comes back");
     site.lasthop.check_sums();
     assert!(site.lasthop.stop(), "all processes end");
+}
+
+/// Where only warnings are asked for, the cable has nothing to say.
+#[test]
+fn a_cable_says_what_rust_log_asks_for() {
+    let dir = scratch();
+    let run_dir = dir.path().join("run");
+    for (level, says) in [("warn", false), ("info", true)] {
+        let log = dir.path().join(level);
+        let file = std::fs::File::create(&log).unwrap();
+        let program = lasthop_tests_process::binary("lasthop").display().to_string();
+        let mut run = spawn::spawn("TERM", &program, |c| {
+            c.env("RUST_LOG", level).args(["run", "--device", "nic0", "--run-dir"]).arg(&run_dir);
+            c.arg("--state-dir").arg(dir.path().join("state")).stdout(std::process::Stdio::null()).stderr(file);
+        });
+        wait_for("the cable", Duration::from_secs(20), || {
+            let mut command = std::process::Command::new(&program);
+            let out = command.args(["port", "list", "--json", "--run-dir"]).arg(&run_dir).output().unwrap();
+            let list = serde_json::from_slice::<serde_json::Value>(&out.stdout).unwrap_or_default();
+            list["ports"][0]["state"] == "up"
+        });
+        let line = || std::fs::read_to_string(&log).unwrap().contains(" is plugged in");
+        wait_for("the line", Duration::from_secs(20), || line() || !says);
+        assert!(spawn::end(&mut run));
+        let said = std::fs::read_to_string(&log).unwrap();
+        assert_eq!(said.contains(" is plugged in"), says, "{level}: {said}");
+    }
 }
 
 /// The port of a cable goes by no command, and a device that is cut off is found.

@@ -4,7 +4,7 @@ use lasthop_tests_process::{Lasthop, Netns, PATIENCE, binary, proc, scratch, wai
 use rustix::process::Signal;
 use serde_json::Value;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// What a command says that does not succeed.
@@ -82,6 +82,61 @@ fn files_that_were_edited_are_not_overwritten() {
         .map(|entry| entry.expect("an entry").file_name())
         .collect();
     assert!(left.iter().all(|name| !name.to_string_lossy().ends_with(".new")), "{left:?}");
+}
+
+/// A file system of 64 KiB in the place of a directory, until it is dropped.
+struct Small(PathBuf);
+
+impl Small {
+    fn at(dir: &Path) -> Self {
+        let status = Command::new("mount").args(["-t", "tmpfs", "-o", "size=64k", "none"]).arg(dir).status();
+        assert!(status.expect("mount starts").success());
+        Self(dir.to_owned())
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("--lazy").arg(&self.0).status();
+    }
+}
+
+/// A file that the next start would not understand, and a disk that takes no more, said nothing before that start, or the next command.
+#[test]
+fn what_the_next_start_or_command_would_fail_of_is_found() {
+    let dir = scratch();
+    let lasthop = Lasthop::start(&[]);
+    let path = |name: &str| dir.path().join(format!("{name}.sock")).display().to_string();
+    lasthop.command(&["port", "add", "one", &path("one")]);
+    let found = || {
+        let out = lasthop.try_command(&["doctor", "--since-start", "--json"]);
+        let report: Value = serde_json::from_slice(&out.stdout).expect("JSON");
+        let findings = report["findings"].as_array().expect("a list");
+        let texts = |finding: &Value| format!("{} {}", finding["evidence"][0], finding["remedy"]);
+        findings.iter().filter(|f| f["kind"] == "state-directory").map(texts).collect::<Vec<_>>()
+    };
+    assert_eq!(found(), [""; 0]);
+    let file = lasthop.state_file("ports.json");
+    let before = fs::read_to_string(&file).expect("it is there");
+    for (text, said) in [(format!("garbage {before}"), "repair it"), (format!("{before}\n"), "kill -HUP")] {
+        fs::write(&file, text).expect("it is ours");
+        let found = found();
+        assert!(found.len() == 1 && found[0].contains("ports.json: ") && found[0].contains(said), "{found:?}");
+    }
+    fs::write(&file, before).expect("it is ours");
+    assert_eq!(found(), [""; 0]);
+    let small = Small::at(file.parent().expect("a directory"));
+    let missing = found();
+    assert!(missing.len() == 1 && missing[0].contains("ports.json: it is missing"), "{missing:?}");
+    let filler = small.0.join("filler");
+    assert!(fs::write(&filler, vec![1; 1 << 20]).is_err(), "it has 64 KiB");
+    let full = found();
+    assert!(full.len() == 2 && full[1].contains("is full") && full[1].contains("make room"), "{full:?}");
+    let said = refused(&lasthop, &["port", "add", "two", &path("two")]);
+    assert!(said.contains("No space left"), "{said}");
+    fs::remove_file(filler).expect("it is there");
+    lasthop.command(&["port", "add", "two", &path("two")]);
+    assert_eq!(found(), [""; 0]);
 }
 
 #[test]

@@ -1,12 +1,14 @@
 //! Devices of `lasthop run --device`: whether each answers, whether its DMA engine runs, and whether they and the host reach each other.
 
-use super::facts::{Facts, Seen, setting};
+use super::facts::{Facts, Rise, Seen, setting};
 use super::finding::Finding;
-use crate::device::Found;
+use crate::device::{CableProcess, Found};
 use lasthop_api::{DeviceDma, Port};
 
 pub fn findings(facts: &Facts<'_>) -> Vec<Finding> {
-    let cable = |device: &Found| device.has_cable.then(|| cut_off(facts, &device.name)).flatten();
+    let cable = |device: &Found| {
+        device.has_cable.then(|| stopped(facts, device).or_else(|| cut_off(facts, &device.name))).flatten()
+    };
     let cut_off = facts.now.devices.iter().filter_map(|device| away(device).or_else(|| cable(device)));
     let engines = facts.now.devices.iter().filter_map(|device| hangs(Some(&device.name), device.dma.as_ref()?));
     // This lasthop may be a device's own.
@@ -29,6 +31,16 @@ fn hangs(device: Option<&str>, dma: &DeviceDma) -> Option<Finding> {
     (dma.state != "runs").then(|| finding.remedy(remedy))
 }
 
+/// Both its ports are up, and nothing goes over it.
+fn stopped(facts: &Facts<'_>, device: &Found) -> Option<Finding> {
+    let pid = device.cable.filter(|cable| cable.stopped)?.pid;
+    let port = port_of(facts.now, &device.name).map_or(&device.name, |port| &port.name);
+    let what = format!("device {} and this host do not reach each other: the cable's process is stopped", device.name);
+    let finding =
+        Finding::at(port, "device-cut-off", what).seen(format!("lasthop-cable, pid {pid}, is in state T (stopped)"));
+    Some(finding.remedy("somebody has stopped it by a signal; let it go on").command(format!("kill -CONT {pid}")))
+}
+
 fn away(device: &Found) -> Option<Finding> {
     let why = device.away.as_ref()?;
     let what = format!("device {} does not answer: what it carries is not known", device.name);
@@ -39,9 +51,36 @@ fn away(device: &Found) -> Option<Finding> {
     ))
 }
 
+/// What goes to a device's cable is lost: its process hangs, or is too slow. Of one that is stopped another finding tells.
+pub fn does_not_take(facts: &Facts<'_>, port: &Port, (lost, taken): (Rise, u64)) -> Option<Finding> {
+    let device = facts.now.devices.iter().find(|device| port.path.ends_with(&socket_of(&device.name)));
+    let cable = device.and_then(|device| device.cable);
+    if cable.is_some_and(|cable| cable.stopped) {
+        return None;
+    }
+    let (end, look) = match cable {
+        Some(CableProcess { pid, .. }) => (format!("`kill -9 {pid}` ends it"), format!("`top -p {pid}`")),
+        None => ("`kill -9` ends it (`pgrep -af lasthop-cable` shows its pid)".into(), "`top`".into()),
+    };
+    let (kind, what, remedy) = if taken == 0 {
+        let remedy = format!("{end}, and another is started; report it, with the log of `lasthop run`");
+        ("receiver-stuck", "the cable's process, lasthop-cable, takes no packets", remedy)
+    } else {
+        let remedy = format!("give its one thread processor time ({look}): other processes have it");
+        ("receiver-slow", "the cable's process, lasthop-cable, does not keep up", remedy)
+    };
+    let seen = format!("{}; {taken} taken", lost.said("dropped as no_buffers"));
+    Some(Finding::at(&port.name, kind, what).seen(seen).remedy(remedy))
+}
+
+/// How the path of a device's cable's socket on this host ends.
+fn socket_of(device: &str) -> String {
+    format!("/{}/{device}/{}", crate::run::DEVICES_DIR, crate::run::HOST_SOCKET)
+}
+
 /// The port of this host that a device's cable is plugged in to.
 fn port_of<'a>(seen: &'a Seen, device: &str) -> Option<&'a Port> {
-    let end = format!("/{}/{device}/{}", crate::run::DEVICES_DIR, crate::run::HOST_SOCKET);
+    let end = socket_of(device);
     seen.ports.iter().find(|port| port.path.ends_with(&end))
 }
 
@@ -90,6 +129,15 @@ mod tests {
         assert_eq!(kinds(&down, &down), [""; 0], "that is another finding");
         let without = Seen { ports: vec![up("a")], ..site("up", &[], true) };
         assert_eq!(kinds(&without, &without), ["device-cut-off"]);
+        let mut stopped = site("up", &[], true);
+        stopped.devices[0].cable = Some(CableProcess { pid: 7, stopped: true });
+        let found = findings(&facts(&stopped, &stopped));
+        assert_eq!(
+            (found.len(), found[0].kind, found[0].command.as_deref()),
+            (1, "device-cut-off", Some("kill -CONT 7"))
+        );
+        stopped.devices[0].cable = Some(CableProcess { pid: 7, stopped: false });
+        assert_eq!(kinds(&stopped, &stopped), [""; 0]);
         let alone = Seen { ports: vec![up("a")], ..site("up", &[], false) };
         assert_eq!(kinds(&alone, &alone), [""; 0], "cable=off");
     }
@@ -113,9 +161,31 @@ mod tests {
     }
 
     #[test]
+    fn a_cable_that_takes_nothing_hangs_and_one_that_takes_some_is_slow() {
+        let mut now = seen(&[up("nic0")]);
+        now.devices = vec![Found { name: "nic0".into(), has_cable: true, ..Found::default() }];
+        now.devices[0].cable = Some(CableProcess { pid: 7, stopped: false });
+        now.ports[0].path = "/run/lasthop/devices/nic0/cable.sock".into();
+        now.ports[0].to_guest.drops = dropped("no_buffers", 9);
+        let before = Seen { ports: vec![Port { to_guest: Default::default(), ..now.ports[0].clone() }], ..seen(&[]) };
+        let of = |before: &Seen, now: &Seen| {
+            let found = super::super::front_end::findings(&facts(before, now));
+            found.into_iter().map(|finding| (finding.kind, finding.remedy)).collect::<Vec<_>>()
+        };
+        let slow = of(&before, &now);
+        assert!(slow.len() == 1 && slow[0].0 == "receiver-slow" && slow[0].1.contains("top -p 7"), "{slow:?}");
+        now.ports[0].to_guest.packets = 0;
+        let stuck = of(&before, &now);
+        assert!(stuck.len() == 1 && stuck[0].0 == "receiver-stuck" && stuck[0].1.contains("kill -9 7"), "{stuck:?}");
+        now.devices[0].cable = Some(CableProcess { pid: 7, stopped: true });
+        assert_eq!(of(&before, &now), [], "that is another finding");
+    }
+
+    #[test]
     fn of_a_device_that_is_away_nothing_else_is_said() {
         let mut now = seen(&[up("a")]);
-        now.devices = vec![Found { name: "nic0".into(), has_cable: true, away: Some("no answer".into()), dma: None }];
+        now.devices =
+            vec![Found { name: "nic0".into(), has_cable: true, away: Some("no answer".into()), ..Found::default() }];
         let found = findings(&facts(&now, &now));
         assert_eq!((found.len(), found[0].kind, &*found[0].evidence[0]), (1, "device-away", "no answer"));
     }

@@ -129,6 +129,9 @@ fn buffers(facts: &Facts<'_>, port: &Port) -> Option<Finding> {
         });
     }
     let taken = facts.counter(port, |p| p.to_guest.packets).now;
+    if facts.is_cable(port) {
+        return super::devices::does_not_take(facts, port, (lost, taken));
+    }
     let (kind, what) = if taken == 0 {
         ("receiver-stuck", "its guest takes no packets: it gives the switch no receive buffers")
     } else {

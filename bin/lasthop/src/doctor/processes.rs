@@ -15,7 +15,15 @@ pub fn findings(facts: &Facts<'_>) -> Vec<Finding> {
     let mut found: Vec<_> = [away(facts), versions(facts, VERSION), outdated(facts)].into_iter().flatten().collect();
     found.extend(facts.now.switch.replaced.iter().filter_map(|replaced| restarted(facts, replaced)));
     found.extend(rights(facts));
+    found.extend(facts.now.switch.host.state_faults.iter().map(|fault| state(fault)));
     found
+}
+
+/// What ports, settings and lists are to be is not kept: said as what is wrong and, behind a semicolon, what to do.
+fn state(fault: &str) -> Finding {
+    let (seen, remedy) = fault.rsplit_once("; ").unwrap_or((fault, ""));
+    let what = "the state directory is damaged: lasthop goes on, and the next start or the next command fails";
+    Finding::of_all("state-directory", what).seen(seen).remedy(remedy)
 }
 
 fn away(facts: &Facts<'_>) -> Option<Finding> {
@@ -138,10 +146,13 @@ mod tests {
             vms_unknown: Some("eBPF is not permitted here".into()),
             no_helpers: Some("EPERM".into()),
             outdated: vec!["switch".into()],
+            state_faults: vec!["/s/ports.json: wrong; repair it".into()],
             ..Host::default()
         };
         let now = site(host, 0, 0);
-        assert_eq!(kinds(&now, &now), ["outdated", "no-ebpf", "no-helpers"]);
+        assert_eq!(kinds(&now, &now), ["outdated", "no-ebpf", "no-helpers", "state-directory"]);
+        let finding = findings(&facts(&now, &now)).pop().expect("four");
+        assert_eq!((&*finding.evidence[0], &*finding.remedy), ("/s/ports.json: wrong", "repair it"));
         let finding = versions(&facts(&now, &now), "9.9.9").expect("another version");
         assert!(finding.evidence[0].starts_with("this command 9.9.9, lasthop run "), "{finding:?}");
         let mut older = site(Host::default(), 0, 0);

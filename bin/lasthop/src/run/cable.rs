@@ -19,6 +19,9 @@ pub const FAR_PORT: &str = "host";
 /// A cable that carried this long did not end of its start.
 const GOOD_LIFE: Duration = Duration::from_secs(1);
 
+/// The only variables of the environment that it sees, beside the format of the log.
+const ENVIRONMENT: [&str; 2] = ["RUST_LOG", "RUST_BACKTRACE"];
+
 /// One that was killed has ended by then, or is left behind.
 const ENDING_LIMIT: Duration = Duration::from_secs(1);
 
@@ -100,7 +103,8 @@ impl Cable {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::inherit());
-        command.env_clear().env(FORMAT_VARIABLE, Format::current().name());
+        command.env_clear().envs(ENVIRONMENT.iter().filter_map(|name| Some((*name, std::env::var_os(name)?))));
+        command.env(FORMAT_VARIABLE, Format::current().name());
         die_with_parent(&mut command);
         outlive_terminal(&mut command);
         if let Some(cpus) = &self.cpus {

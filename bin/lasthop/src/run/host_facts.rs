@@ -49,7 +49,7 @@ impl Supervisor {
     pub(super) fn host_facts(&self) -> HostFacts {
         let (vms_unknown, no_helpers) = (self.missing.vms.clone(), self.missing.helpers.clone());
         let version = env!("CARGO_PKG_VERSION").to_owned();
-        HostFacts { version, vms_unknown, no_helpers, outdated: self.outdated() }
+        HostFacts { version, vms_unknown, no_helpers, outdated: self.outdated(), state_faults: self.store.faults() }
     }
 
     /// Processes whose program is not the one that would be started now.

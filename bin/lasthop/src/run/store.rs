@@ -1,6 +1,8 @@
 //! What outlives a run: ports added at run time in `STATE_DIR/ports.json`, access lists in `STATE_DIR/acl.rules`, engines set at run time in
 //! `STATE_DIR/engines.json`.
 
+mod faults;
+
 use super::engines::EnginesOfRun;
 use super::owner::FileOwner;
 use lasthop_policy::Batch;
@@ -8,6 +10,7 @@ use lasthop_policy::{Mirror, PortSettings, Vlans, acl::Book};
 use serde::{Deserialize, Serialize};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::fs::{self, File, OpenOptions};
 use std::hash::{DefaultHasher, Hasher};
 use std::io::{self, Write};
@@ -116,6 +119,8 @@ pub struct Store {
     known: Cell<Option<u64>>,
     known_lists: Cell<Option<u64>>,
     known_settings: RefCell<BTreeMap<String, PortSettings>>,
+    /// What was found in `ports.json`, `acl.rules` and `engines.json` by who looked for faults last.
+    looked: RefCell<[Option<faults::Looked>; 3]>,
 }
 
 /// Both files, read once more.
@@ -170,10 +175,10 @@ fn write(path: &Path, parts: &[&[u8]], known: &Cell<Option<u64>>, what: &str) ->
 impl Store {
     /// In the directory `dir`, which exists.
     pub fn new(dir: &Path) -> Self {
-        let (known, known_lists, known_settings) = Default::default();
+        let (known, known_lists, known_settings, looked) = Default::default();
         let file = |name| dir.join(name);
         let (file, lists, engines) = (file("ports.json"), file("acl.rules"), file("engines.json"));
-        Self { file, lists, engines, known, known_lists, known_settings }
+        Self { file, lists, engines, known, known_lists, known_settings, looked }
     }
 
     /// What another program of this process goes on with.
@@ -236,8 +241,19 @@ impl Store {
             }
             Ok(text) => text,
         };
+        let Document { ports, mut uplinks, taps, settings, mut mirrors, .. } = self.understand(&text)?;
+        for left in uplinks.extract_if(.., |uplink| super::capture_file::is_left_over(uplink)) {
+            tracing::warn!("{}: left over by a capture that has ended; it is forgotten, with its mirror", left.name);
+            mirrors.retain(|mirror| mirror.to != left.name);
+        }
+        Ok((Some(Saved { ports, uplinks, taps, settings, mirrors }), Some(content(&[text.as_bytes()]))))
+    }
+
+    /// The text of `ports.json`, if all of it makes sense.
+    fn understand(&self, text: &str) -> Result<Document, String> {
+        let shown = self.file.display();
         let wrong = |what: String| format!("{shown}: {what}; repair it, or move it away to start without its ports");
-        let document: Document = serde_json::from_str(&text).map_err(|e| wrong(e.to_string()))?;
+        let document: Document = serde_json::from_str(text).map_err(|e| wrong(e.to_string()))?;
         if document.version != VERSION {
             return Err(wrong(format!("format {} is not format {VERSION} of this lasthop", document.version)));
         }
@@ -257,12 +273,7 @@ impl Store {
             let others = document.mirrors.get(..n).unwrap_or_default();
             mirror.check(others).map_err(|e| wrong(format!("mirror {:?}: {e}", mirror.name)))?;
         }
-        let Document { ports, mut uplinks, taps, settings, mut mirrors, .. } = document;
-        for left in uplinks.extract_if(.., |uplink| super::capture_file::is_left_over(uplink)) {
-            tracing::warn!("{}: left over by a capture that has ended; it is forgotten, with its mirror", left.name);
-            mirrors.retain(|mirror| mirror.to != left.name);
-        }
-        Ok((Some(Saved { ports, uplinks, taps, settings, mirrors }), Some(content(&[text.as_bytes()]))))
+        Ok(document)
     }
 
     /// Replaces what is remembered: all of them or, on an error, none.
@@ -287,13 +298,12 @@ impl Store {
 
     fn read_lists(&self) -> Result<(Vec<u8>, Option<u64>), String> {
         let shown = self.lists.display();
-        let wrong = |e: String| format!("{shown}: {e}; repair it, or move it away to start without access lists");
         let text = match fs::read_to_string(&self.lists) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok((Vec::new(), None)),
-            Err(e) => return Err(wrong(e.to_string())),
+            Err(e) => return Err(self.wrong_lists(e)),
             Ok(text) => text,
         };
-        Book::from_text(&text).map_err(|e| wrong(e.to_string()))?;
+        self.understand_lists(&text)?;
         if Book::was_for_all(&text) {
             tracing::warn!(
                 "{shown}: its general access lists hold for guests and for uplinks, as they did when they were loaded; `lasthop acl \
@@ -304,16 +314,32 @@ impl Store {
         Ok((text.into_bytes(), Some(content)))
     }
 
+    /// The text of access lists, if it makes sense.
+    fn understand_lists(&self, text: &str) -> Result<(), String> {
+        Book::from_text(text).map(drop).map_err(|e| self.wrong_lists(e))
+    }
+
+    fn wrong_lists(&self, e: impl Display) -> String {
+        format!("{}: {e}; repair it, or move it away to start without access lists", self.lists.display())
+    }
+
     /// Engines as they were set at run time, if they were.
     pub fn load_engines(&self) -> Result<Option<EnginesOfRun>, String> {
-        let shown = self.engines.display();
-        let wrong =
-            |e: String| format!("{shown}: {e}; repair it, or move it away to have the engines of the command line");
         match fs::read_to_string(&self.engines) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(e) => Err(wrong(e.to_string())),
-            Ok(text) => serde_json::from_str(&text).map(Some).map_err(|e| wrong(e.to_string())),
+            Err(e) => Err(self.wrong_engines(e)),
+            Ok(text) => self.understand_engines(&text).map(Some),
         }
+    }
+
+    /// The text of `engines.json`, if it makes sense.
+    fn understand_engines(&self, text: &str) -> Result<EnginesOfRun, String> {
+        serde_json::from_str(text).map_err(|e| self.wrong_engines(e))
+    }
+
+    fn wrong_engines(&self, e: impl Display) -> String {
+        let shown = self.engines.display();
+        format!("{shown}: {e}; repair it, or move it away to have the engines of the command line")
     }
 
     /// Replaces what is remembered of engines or, on an error, nothing. Nothing is remembered that the command line says as well.

@@ -386,6 +386,9 @@ pub struct Host {
     /// Processes that run a program whose file has been removed or replaced since they were started, named as in `replaced`; `run` is
     /// `lasthop run` itself. 32 entries at most.
     pub outdated: Vec<String>,
+    /// What is wrong with the state directory, so that the next start or the next command fails: for each, what, and behind a semicolon what to do.
+    /// 4 entries at most.
+    pub state_faults: Vec<String>,
 }
 
 /// The flow caches of all threads of the switch that there are now, since each began. A cache grows while more flows are in use than it holds.

@@ -254,6 +254,9 @@ pub struct HostFacts {
     /// Processes that run a program whose file has been removed or replaced since they were started, named as in [`Replaced`], and `run`, which
     /// is the supervisor; at most [`MAX_OUTDATED`].
     pub outdated: Vec<String>,
+    /// What is wrong with the state directory: for each, what, and behind a semicolon what to do. One for each of its three files and one
+    /// for the directory, at most.
+    pub state_faults: Vec<String>,
 }
 
 /// Processor time, in nanoseconds, that the processes which run now have used since each was started.
