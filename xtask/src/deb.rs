@@ -19,7 +19,16 @@ const LIBEXEC: [&str; 7] = [
 /// What Open vSwitch's programs are preloaded with; its crate has another name.
 const LIBRARY: (&str, &str) = ("liblasthop_ovs.so", "lasthop-ovs-preload");
 /// Documents that the package's files and messages name.
-const DOCS: [&str; 5] = ["config.md", "commands.md", "troubleshooting.md", "vms.md", "grafana-dashboard.json"];
+const DOCS: [&str; 8] = [
+    "config.md",
+    "commands.md",
+    "troubleshooting.md",
+    "vms.md",
+    "prometheus.md",
+    "grafana-dashboard.json",
+    "prometheus-console.html",
+    "prometheus-console.png",
+];
 /// Shells, and where completions for each are looked for.
 const COMPLETIONS: [(&str, &str); 3] = [
     ("bash", "usr/share/bash-completion/completions/lasthop"),

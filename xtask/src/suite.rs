@@ -20,6 +20,7 @@ const LONG: &[(&str, &[&str])] = &[
     (
         "lasthop-tests-process",
         &[
+            "console",
             "control_rings",
             "kernel_conntrack",
             "open_vswitch",

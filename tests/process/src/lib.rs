@@ -10,6 +10,7 @@
 //! | `fuse` | a file system whose files do not close |
 //! | `frames` | numbered frames whose whole content can be checked |
 //! | `exchange` | two guests that exchange frames while something is done to lasthop |
+//! | `scrape` | `lasthop metrics`, and a Prometheus that asks it |
 //! | `release` | newly built programs, and `lasthop run` that becomes one |
 //! | `raw` | descriptors written by hand |
 //! | `bystanders` | two guests that exchange numbered frames and lose none |
@@ -30,6 +31,7 @@ mod pair;
 mod plug;
 pub mod raw;
 mod release;
+mod scrape;
 mod station;
 mod turned;
 
@@ -44,6 +46,7 @@ pub use lasthop_harness::{Lasthop, Netns, Port, binary, proc, scratch, spawn, vs
 pub use pair::Pair;
 pub use plug::Plug;
 pub use release::{becomes, children, release, script, stays, upgrade_run};
+pub use scrape::{Exporter, Prometheus};
 pub use station::Station;
 pub use turned::{Turned, TurnedUplink};
 

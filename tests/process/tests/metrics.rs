@@ -1,12 +1,12 @@
 //! `lasthop metrics`: what is counted, as Prometheus reads it, and scrapers that mean no good.
 
-use lasthop_tests_process::{PATIENCE, Pair, binary, mac, numbered, scratch, wait_for};
+use lasthop_tests_process::{Exporter, PATIENCE, Pair, Prometheus, mac, numbered, scratch, wait_for};
 use serde_json::Value;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixListener;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::PathBuf;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -28,37 +28,7 @@ impl Site {
     }
 
     fn listen(&self, at: &str) -> Exporter {
-        Exporter::start(&self.0.lasthop.run_dir(), at)
-    }
-}
-
-/// `lasthop metrics --listen`, until it goes out of scope.
-struct Exporter {
-    child: Child,
-    /// What it says it listens at.
-    at: String,
-}
-
-impl Exporter {
-    fn start(run_dir: &Path, at: &str) -> Self {
-        let mut command = Command::new(binary("lasthop"));
-        command.args(["metrics", "--listen", at, "--run-dir"]).arg(run_dir).stderr(Stdio::piped());
-        let mut child = command.spawn().unwrap();
-        let mut line = String::new();
-        BufReader::new(child.stderr.take().unwrap()).read_line(&mut line).unwrap();
-        let at = line.strip_prefix("ready: ").unwrap_or_else(|| panic!("{line}")).trim().to_owned();
-        Self { child, at }
-    }
-
-    fn address(&self) -> &str {
-        self.at.strip_prefix("http://").and_then(|at| at.strip_suffix("/metrics")).unwrap()
-    }
-}
-
-impl Drop for Exporter {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        Exporter::start(None, &self.0.lasthop.run_dir(), at)
     }
 }
 
@@ -167,7 +137,7 @@ fn those_that_break_off_leave_no_questions_behind() {
             count.fetch_add(1, Relaxed);
         }
     });
-    let exporter = Exporter::start(dir.path(), "127.0.0.1:0");
+    let exporter = Exporter::start(None, dir.path(), "127.0.0.1:0");
     for n in 0..30 {
         let mut stream = TcpStream::connect(exporter.address()).unwrap();
         stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
@@ -201,36 +171,14 @@ fn what_cannot_be_listened_at_is_said() {
     }
 }
 
-/// A Prometheus, until it goes out of scope.
-struct Prometheus(Child);
-
-impl Prometheus {
-    /// That asks `target` each second.
-    fn start(dir: &Path, target: &str, listen: &str) -> Self {
-        let config = dir.join("prometheus.yml");
-        let job = format!(
-            "global:\n  scrape_interval: 1s\nscrape_configs:\n- job_name: lasthop\n  static_configs:\n  - targets: ['{target}']\n"
-        );
-        std::fs::write(&config, job).unwrap();
-        let mut command = Command::new("prometheus");
-        command.arg(format!("--config.file={}", config.display()));
-        command.arg(format!("--storage.tsdb.path={}", dir.join("tsdb").display()));
-        command.arg(format!("--web.listen-address={listen}"));
-        Self(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
-    }
-}
-
-impl Drop for Prometheus {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+fn docs() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs")
 }
 
 /// All queries of the dashboard.
 fn queries() -> Vec<String> {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs/grafana-dashboard.json");
-    let dashboard: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let text = std::fs::read_to_string(docs().join("grafana-dashboard.json")).unwrap();
+    let dashboard: Value = serde_json::from_str(&text).unwrap();
     let panels = dashboard["panels"].as_array().unwrap();
     let targets = panels.iter().flat_map(|panel| panel["targets"].as_array().into_iter().flatten());
     targets.map(|target| target["expr"].as_str().unwrap().to_owned()).collect()
@@ -243,19 +191,15 @@ fn prometheus_has_an_answer_to_each_query_of_the_dashboard() {
     let exporter = site.listen("127.0.0.1:0");
     // A port that is free now; whoever takes it meanwhile fails the test, and nothing else.
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
-    let _prometheus = Prometheus::start(site.0.dir.path(), exporter.address(), &free);
-    let ask = |query: &str| -> Option<Value> {
-        let data = format!("query={query}");
-        let url = format!("http://{free}/api/v1/query");
-        let words = ["--silent", "--max-time", "10", "--data-urlencode", &data, &url];
-        let output = Command::new("curl").args(words).output().unwrap();
-        serde_json::from_slice(&output.stdout).ok()
-    };
-    let result = |query: &str| ask(query).filter(|a| a["status"] == "success").map(|a| a["data"]["result"].clone());
+    let prometheus = Prometheus::start(None, site.0.dir.path(), exporter.address(), &free, &docs());
+    let result = |query: &str| prometheus.result(query);
     let counted = "lasthop_port_packets_total{port=\"a\",direction=\"from_guest\"}";
     wait_for("Prometheus to have the figures", Duration::from_secs(60), || {
         result(counted).is_some_and(|r| r[0]["value"][1] == "8")
     });
+    // What a browser makes of it is in the longer suite.
+    let page = curl(&["--fail", &format!("http://{free}/consoles/prometheus-console.html")]);
+    assert!(page.contains("\"expr\": \"sum(lasthop_port_up)\"") && page.trim_end().ends_with("</html>"), "{page}");
     let queries = queries();
     assert!(queries.len() > 8, "{queries:?}");
     for query in queries {

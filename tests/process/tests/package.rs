@@ -105,6 +105,7 @@ fn what_is_installed_runs_and_a_purge_leaves_nothing() {
         "usr/share/bash-completion/completions/lasthop",
         "usr/share/doc/lasthop/libvirt-hook",
         "usr/share/doc/lasthop/proxmox-hook",
+        "usr/share/doc/lasthop/prometheus-console.html",
         "usr/lib/systemd/system/lasthop-history.service",
         "etc/apparmor.d/lasthop",
         "etc/lasthop.toml",

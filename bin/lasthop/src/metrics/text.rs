@@ -457,4 +457,24 @@ mod tests {
         }
         assert!(asked > 15, "{asked}");
     }
+
+    /// The console has the dashboard's panels, in the same order; what Prometheus would take for a template of its own is not in it.
+    #[test]
+    fn the_console_asks_what_the_dashboard_asks() {
+        let dashboard = include_str!("../../../../docs/grafana-dashboard.json");
+        let dashboard: serde_json::Value = serde_json::from_str(dashboard).unwrap();
+        let console = include_str!("../../../../docs/prometheus-console.html");
+        assert!(!console.contains("{{"));
+        let (_, list) = console.split_once("id=\"panels\">").unwrap();
+        let panels: serde_json::Value = serde_json::from_str(list.split_once("</script>").unwrap().0).unwrap();
+        let of_dashboard = dashboard["panels"].as_array().unwrap().iter().map(|panel| {
+            let targets = panel["targets"].as_array().unwrap().iter().map(|target| {
+                let legend = target["legendFormat"].as_str().unwrap_or_default();
+                serde_json::json!({"expr": target["expr"], "legend": legend.replace("{{", "{").replace("}}", "}")})
+            });
+            let unit = &panel["fieldConfig"]["defaults"]["unit"];
+            serde_json::json!({"title": panel["title"], "type": panel["type"], "unit": unit, "targets": targets.collect::<Vec<_>>()})
+        });
+        assert_eq!(panels.as_array().unwrap().clone(), of_dashboard.collect::<Vec<_>>());
+    }
 }
