@@ -47,7 +47,7 @@ pub struct ClearArgs {
 #[derive(Debug, clap::Args)]
 pub struct ShowArgs {
     /// Only the lists that hold for this port; may be given several times
-    #[arg(long = "port", value_name = "NAME")]
+    #[arg(long = "port", value_name = "NAME", add = crate::completions::ports())]
     ports: Vec<String>,
     /// Also show the packets of those flows in the switch that each rule decided
     #[arg(long)]
@@ -59,7 +59,7 @@ pub struct ShowArgs {
 #[derive(Debug, clap::Args)]
 struct Which {
     /// A port's own lists, which replace the general ones there; may be given several times
-    #[arg(long = "port", value_name = "NAME")]
+    #[arg(long = "port", value_name = "NAME", add = crate::completions::ports())]
     ports: Vec<String>,
     /// Whose lists: of all guests, of all uplinks, of both, or a port's own, as with --port [default: guests]
     #[arg(long = "for", value_name = "guests|uplinks|all|PORT", conflicts_with = "ports")]

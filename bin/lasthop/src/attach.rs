@@ -10,7 +10,7 @@ use std::path::PathBuf;
 #[derive(Debug, clap::Args)]
 pub struct AttachArgs {
     /// Name of the port; several are as many cards of one machine
-    #[arg(required = true, value_name = "PORT")]
+    #[arg(required = true, value_name = "PORT", add = crate::completions::guests())]
     ports: Vec<String>,
     /// Print only the lines for this one
     #[arg(long)]

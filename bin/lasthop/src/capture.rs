@@ -76,7 +76,7 @@ const ANY: &str = "any";
 #[derive(Debug, Args)]
 pub struct CaptureArgs {
     /// The ports whose packets are captured, uplinks too; `any`: all that there are now
-    #[arg(value_name = "PORT,...|any", default_value = ANY)]
+    #[arg(value_name = "PORT,...|any", default_value = ANY, add = crate::completions::lists_of_ports(ANY))]
     ports: String,
     /// Which packets, as tcpdump has it (pcap-filter(7)): `tcp port 80`
     #[arg(value_name = "FILTER")]

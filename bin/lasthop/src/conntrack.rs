@@ -24,7 +24,7 @@ pub enum ConntrackCommand {
 #[derive(Debug, Args)]
 pub struct FilterArgs {
     /// Those opened or answered from this port
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", add = crate::completions::ports())]
     port: Option<String>,
     /// Those of this VLAN, which is their zone; 0: without one. Where Open vSwitch decides: of this zone of its
     #[arg(long, value_name = "ID", visible_alias = "zone", value_parser = zone, allow_negative_numbers = true)]

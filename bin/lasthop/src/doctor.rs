@@ -50,6 +50,7 @@ use std::time::Duration;
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
     /// Only what concerns this port or uplink [default: everything]
+    #[arg(add = crate::completions::ports())]
     port: Option<String>,
     /// How long to look, in seconds: what was lost meanwhile is a finding
     #[arg(long = "for", value_name = "SECONDS", default_value_t = 2, value_parser = crate::size::whole::<u64>(1..=3600))]

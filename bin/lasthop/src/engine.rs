@@ -35,6 +35,7 @@ pub enum EngineCommand {
     #[command(after_help = "Examples:\n  lasthop engine move vm1 poll-3\n  lasthop engine move vm1 none")]
     Move {
         /// Name of the port
+        #[arg(add = crate::completions::guests())]
         port: String,
         /// An engine that polls, such as poll-3; none: any of them
         engine: String,

@@ -29,7 +29,7 @@ pub enum MacCommand {
         /// The address
         mac: String,
         /// Where it lives; uplinks too
-        #[arg(long)]
+        #[arg(long, add = crate::completions::ports())]
         port: String,
         /// Its VLAN [default: that of frames without a tag at the port]
         #[arg(long, value_name = "ID", allow_negative_numbers = true)]
@@ -54,7 +54,7 @@ pub enum MacCommand {
     )]
     Flush {
         /// Only those learned there
-        #[arg(long)]
+        #[arg(long, add = crate::completions::ports())]
         port: Option<String>,
         /// Only those of this VLAN, 0 for those of none
         #[arg(long, value_name = "ID", value_parser = vlan, allow_negative_numbers = true)]

@@ -4,6 +4,7 @@ mod acl;
 mod attach;
 mod capture;
 mod client;
+mod completions;
 mod conntrack;
 mod declared;
 mod device;
@@ -238,6 +239,7 @@ enum PortCommand {
         lasthop port set vm1 --vlan none --isolated off")]
     Set {
         /// Its name
+        #[arg(add = completions::ports())]
         name: String,
         #[command(flatten)]
         settings: Box<settings::SettingsArgs>,
@@ -263,6 +265,7 @@ enum PortCommand {
     #[command(after_help = "Example:\n  lasthop port rename vm1 web1")]
     Rename {
         /// Its name
+        #[arg(add = completions::guests())]
         name: String,
         /// What it is to be called: 1 to 63 letters, digits, '.', '_' or '-'
         #[arg(value_parser = run::new_name)]
@@ -274,6 +277,7 @@ enum PortCommand {
     #[command(after_help = "Example:\n  lasthop port del vm1")]
     Del {
         /// Its name
+        #[arg(add = completions::guests())]
         name: String,
         #[command(flatten)]
         shared: SharedArgs,
@@ -348,6 +352,7 @@ impl SharedArgs {
 }
 
 fn main() -> ExitCode {
+    completions::answer(Cli::command);
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(e) => return usage(&e),
@@ -405,7 +410,7 @@ fn main() -> ExitCode {
         Command::Messages => Ok(format!("{}\n", run::MESSAGES)),
         Command::Ovs(command) => ovs::run(command),
         Command::Attach(args) => attach::attach(&args),
-        Command::Completions { shell } => Ok(completions(shell)),
+        Command::Completions { shell } => Ok(completions::function(shell)),
         Command::Man { dir } => man(&dir),
     };
     match result {
@@ -516,12 +521,6 @@ fn port_del(name: &str, shared: &SharedArgs) -> Result<String, CliError> {
         [] => format!("port {}: removed\n{left}", p.name),
         told => format!("port {}: removed; what it was told ({}) is forgotten\n{left}", p.name, list::fields(told)),
     })
-}
-
-fn completions(shell: Shell) -> String {
-    let mut text = Vec::new();
-    clap_complete::generate(shell, &mut Cli::command(), "lasthop", &mut text);
-    String::from_utf8_lossy(&text).into_owned()
 }
 
 /// What names a port that has gone and stays for the next of its name. It has gone: that what stays cannot be asked is no error.

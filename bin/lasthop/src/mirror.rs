@@ -28,6 +28,7 @@ pub enum MirrorCommand {
     #[command(after_help = "Example:\n  lasthop mirror del web")]
     Del {
         /// Its name
+        #[arg(add = crate::completions::mirrors())]
         name: String,
         #[command(flatten)]
         shared: SharedArgs,
@@ -42,10 +43,10 @@ pub struct AddArgs {
     /// Its name
     name: String,
     /// The ports whose packets are copied; uplinks too
-    #[arg(long, value_name = "PORT,...", required = true, value_delimiter = ',')]
+    #[arg(long, value_name = "PORT,...", required = true, value_delimiter = ',', add = crate::completions::ports())]
     from: Vec<String>,
     /// The port that gets the copies; or a file, with a `/` in its name: then a port of the mirror's name is made of it
-    #[arg(long, value_name = "PORT|FILE")]
+    #[arg(long, value_name = "PORT|FILE", add = crate::completions::ports())]
     to: String,
     /// Of a file: how long it may be before it goes on in FILE.1, and then in FILE again, such as 100M [default: any length]
     #[arg(long, value_name = "SIZE", value_parser = file_size)]

@@ -18,6 +18,7 @@ const MAX_FILE: u64 = 1 << 30;
 #[derive(Debug, Args)]
 pub struct ExportArgs {
     /// The port that the VM leaves
+    #[arg(add = crate::completions::guests())]
     name: String,
     #[command(flatten)]
     shared: SharedArgs,
@@ -26,6 +27,7 @@ pub struct ExportArgs {
 #[derive(Debug, Args)]
 pub struct ImportArgs {
     /// The port that the VM comes to; it has to be there
+    #[arg(add = crate::completions::guests())]
     name: String,
     /// What `lasthop port export` printed, or - for standard input
     file: PathBuf,

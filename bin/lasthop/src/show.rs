@@ -13,6 +13,7 @@ use serde::Serialize;
 #[derive(Debug, Args)]
 pub struct ShowArgs {
     /// A port or an uplink
+    #[arg(add = crate::completions::ports())]
     port: String,
     #[command(flatten)]
     shared: SharedArgs,

@@ -13,7 +13,7 @@ mod packet;
 #[derive(Debug, clap::Args)]
 pub struct TraceArgs {
     /// Port the packet would come from
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", add = crate::completions::ports())]
     in_port: String,
     /// The whole frame, or its beginning, in hexadecimal digits from the Ethernet header on
     #[arg(long, value_name = "HEX", conflicts_with = "Fields", value_parser = hexadecimal)]

@@ -53,6 +53,7 @@ pub enum UplinkCommand {
     )]
     Set {
         /// Its name
+        #[arg(add = crate::completions::uplinks())]
         name: String,
         /// VLANs that it carries from now on, like 10:20-30; "untagged" among them: frames without a tag too; "all": all frames
         #[arg(long, value_name = "LIST", value_parser = vlans_or_all)]
@@ -64,6 +65,7 @@ pub enum UplinkCommand {
     #[command(after_help = "Example:\n  lasthop uplink del net")]
     Del {
         /// Its name
+        #[arg(add = crate::completions::uplinks())]
         name: String,
         #[command(flatten)]
         shared: SharedArgs,

@@ -15,6 +15,7 @@
 //! | `raw` | descriptors written by hand |
 //! | `bystanders` | two guests that exchange numbered frames and lose none |
 //! | `station` | raw frames on an interface outside |
+//! | `terminal` | a program on a pseudo-terminal |
 //! | `turned` | a test in the place of an uplink's process |
 //! | `arena` | a running lasthop with an attacker's port, and what must hold after every attack |
 //!
@@ -33,6 +34,7 @@ pub mod raw;
 mod release;
 mod scrape;
 mod station;
+mod terminal;
 mod turned;
 
 pub use arena::{Arena, Attack};
@@ -48,6 +50,7 @@ pub use plug::Plug;
 pub use release::{becomes, children, release, script, stays, upgrade_run};
 pub use scrape::{Exporter, Prometheus};
 pub use station::Station;
+pub use terminal::Terminal;
 pub use turned::{Turned, TurnedUplink};
 
 use std::time::Duration;

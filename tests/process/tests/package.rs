@@ -119,7 +119,10 @@ fn what_is_installed_runs_and_a_purge_leaves_nothing() {
     );
     let lines: Vec<&str> = said.lines().collect();
     assert!(lines.iter().any(|line| line.starts_with("lasthop:x:")), "{said}");
-    assert!(said.contains("-F _lasthop") && said.contains("\nenabled\n") && said.contains("\ndisabled\n"), "{said}");
+    assert!(
+        said.contains("-F _clap_complete_lasthop") && said.contains("\nenabled\n") && said.contains("\ndisabled\n"),
+        "{said}"
+    );
     assert!(!said.contains("lasthop.service:"), "systemd finds fault with the unit: {said}");
     it_runs(&copy);
     // What an administrator wrote, and what commands have added, goes with a purge alone.

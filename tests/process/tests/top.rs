@@ -1,12 +1,10 @@
 //! `lasthop top`: a table each interval without a terminal, and a screen on a pseudo-terminal.
 
-use lasthop_tests_process::{Guest, Lasthop, Options, PATIENCE, Port, binary, mac, numbered, scratch, wait_for};
-use rustix::fs::{Mode, OFlags, open};
-use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
-use std::fs::File;
-use std::io::{Read, Write};
+use lasthop_tests_process::{
+    Guest, Lasthop, Options, PATIENCE, Port, Terminal, binary, mac, numbered, scratch, wait_for,
+};
+use std::io::Read;
 use std::process::{Command, Stdio};
-use std::sync::{Arc, Mutex};
 
 struct Site {
     lasthop: Lasthop,
@@ -69,43 +67,24 @@ fn without_a_terminal_there_is_a_table_each_interval() {
 #[test]
 fn on_a_terminal_keys_sort_and_open_a_port() {
     let mut site = Site::new();
-    let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
-    grantpt(&master).unwrap();
-    unlockpt(&master).unwrap();
-    let name = ptsname(&master, Vec::new()).unwrap();
-    let name = name.to_str().unwrap();
-    let terminal = || File::from(open(name, OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC, Mode::empty()).unwrap());
-    let sized = Command::new("stty").args(["-F", name, "rows", "50", "cols", "120"]).status().unwrap();
-    assert!(sized.success());
-    let (held, mut keys) = (terminal(), File::from(master));
-    let mut command = site.top(&["-d", "1"]);
-    let mut child = command.stdin(terminal()).stdout(terminal()).stderr(terminal()).spawn().unwrap();
-    let seen = Arc::new(Mutex::new(String::new()));
-    let (mut from, to) = (keys.try_clone().unwrap(), seen.clone());
-    std::thread::spawn(move || {
-        let mut bytes = [0; 4096];
-        while let Ok(n @ 1..) = from.read(&mut bytes) {
-            *to.lock().unwrap() += &String::from_utf8_lossy(&bytes[..n]);
-        }
-    });
+    let mut terminal = Terminal::start(&mut site.top(&["-d", "1"]));
     let mut number = 10;
-    let mut until = |what: &str, wanted: &str| {
+    let mut until = |terminal: &Terminal, what: &str, wanted: &str| {
         wait_for(what, PATIENCE, || {
             site.send(number);
             number += 1;
-            seen.lock().unwrap().contains(wanted)
+            terminal.seen().contains(wanted)
         });
     };
-    until("the headings", "FROM/s");
-    until("a sparkline", "█");
+    until(&terminal, "the headings", "FROM/s");
+    until(&terminal, "a sparkline", "█");
     // Cells that stay blank are not written: a word is the most that comes in one piece.
-    until("the keys", "choose");
+    until(&terminal, "the keys", "choose");
     // By name a is first; opened it shows what `lasthop show a` does.
-    keys.write_all(b"n\r").unwrap();
-    until("the open port", "a.sock");
-    keys.write_all(b"q").unwrap();
-    assert!(child.wait().unwrap().success());
+    terminal.types("n\r");
+    until(&terminal, "the open port", "a.sock");
+    terminal.types("q");
+    assert!(terminal.succeeds());
     // The screen that was there before is back.
-    wait_for("the other screen", PATIENCE, || seen.lock().unwrap().contains("\u{1b}[?1049l"));
-    drop(held);
+    wait_for("the other screen", PATIENCE, || terminal.seen().contains("\u{1b}[?1049l"));
 }
