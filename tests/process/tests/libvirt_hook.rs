@@ -69,7 +69,7 @@ fn ports_come_with_the_domain_and_go_with_it() {
     // QEMU connects.
     let guest = Guest::connect(Path::new(&path("web.sock")), mac(9), Options::default());
     lasthop.wait_for_state("web", "up");
-    for words in [["start", "begin"], ["started", "begin"], ["stopped", "end"], ["prepare", "begin"]] {
+    for words in [["start", "begin"], ["started", "begin"], ["stopped", "end"], ["reconnect", "begin"]] {
         ok(words);
     }
     assert_eq!(names(), ["old", "web", "db"], "there is nothing to do at other steps");
@@ -98,4 +98,45 @@ fn a_domain_whose_port_cannot_be_made_is_not_started() {
         assert!(!out.status.success() && said.starts_with("lasthop: ") && said.contains(why), "{said}");
         assert_eq!(lasthop.json(&["port", "list"])["ports"], serde_json::json!([]), "what was made is taken back");
     }
+}
+
+/// Of a host that lost its power nobody says that its domains ended, and lasthop keeps ports.
+#[test]
+fn what_is_left_of_an_end_that_nobody_saw_is_made_anew() {
+    let (lasthop, dir) = (Lasthop::start(&[]), scratch());
+    let made = dir.path().join("made");
+    let socket = |name: &str| (lasthop.run_dir().join(name).display().to_string(), "client");
+    lasthop.command(&["port", "add", "mine", &socket("mine.sock").0, "--vlan", "7"]);
+    for vlan in ["10", "20"] {
+        let domain = domain(&[socket("web.sock"), socket("mine.sock")], &format!("--vlan {vlan}"));
+        let out = call(&lasthop, &made, ["prepare", "begin"], &domain);
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        let settings = lasthop.port("web")["settings"].to_string();
+        assert!(settings.contains(&format!("\"{vlan}\"")), "{settings}");
+    }
+    assert!(lasthop.port("mine")["settings"].to_string().contains("\"7\""));
+    // A domain that has no such interface any more asks lasthop for nothing, which may be gone, before it ends.
+    let without = domain(&[], "");
+    assert!(call(&lasthop, &made, ["prepare", "begin"], &without).status.success());
+    assert_eq!(lasthop.port("web")["state"], "waiting");
+    assert!(call(&lasthop, &made, ["release", "end"], &without).status.success());
+    assert!(!lasthop.command(&["port", "list"]).contains("web"));
+}
+
+/// QEMU may not make a socket in lasthop's own folder.
+#[test]
+fn a_port_that_the_metadata_name_has_its_socket_anywhere() {
+    let (lasthop, dir) = (Lasthop::start(&[]), scratch());
+    let made = dir.path().join("made");
+    let at = |name: &str| (dir.path().join(name).display().to_string(), "server");
+    let domain = domain(&[at("web.sock"), at("others.sock")], "--vlan 10");
+    assert!(call(&lasthop, &made, ["prepare", "begin"], &domain).status.success());
+    let ports = lasthop.json(&["port", "list"])["ports"].take();
+    assert_eq!(ports.as_array().map(Vec::len), Some(1), "the other is none of lasthop's: {ports}");
+    assert_eq!(
+        (&ports[0]["name"], &ports[0]["path"], &ports[0]["client"]),
+        (&"web".into(), &at("web.sock").0.into(), &true.into())
+    );
+    assert!(call(&lasthop, &made, ["release", "end"], &domain).status.success());
+    assert_eq!(lasthop.json(&["port", "list"])["ports"], serde_json::json!([]));
 }
