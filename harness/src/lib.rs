@@ -32,6 +32,7 @@ mod vm;
 pub mod vswitch;
 pub mod xdp;
 
+pub use agent::{Agent, Answer};
 pub use bridge::Bridge;
 pub use lasthop::{Lasthop, Port, binary};
 pub use loopback::{Loopback, VirtioUser};
@@ -57,12 +58,12 @@ pub fn wait_for(what: &str, limit: Duration, mut done: impl FnMut() -> bool) {
 }
 
 /// The repository's root.
-fn root() -> &'static Path {
+pub fn root() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
 }
 
-/// Where `scripts/setup` put the VM image.
-fn image() -> PathBuf {
+/// Where `scripts/setup` put the VM image: a kernel, `vmlinuz`, and its first files, `initrd`.
+pub fn image() -> PathBuf {
     let dir = std::env::var_os("LASTHOP_CACHE").map_or_else(|| root().join("target/vm-image"), PathBuf::from);
     assert!(dir.join("initrd").exists(), "no VM image in {}: run `make setup` (as root) first", dir.display());
     dir

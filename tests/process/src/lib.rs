@@ -17,12 +17,14 @@
 //! | `station` | raw frames on an interface outside |
 //! | `terminal` | a program on a pseudo-terminal |
 //! | `turned` | a test in the place of an uplink's process |
+//! | `copy` | a copy of this host's files, in which packages are installed and services run; the packages |
 //! | `arena` | a running lasthop with an attacker's port, and what must hold after every attack |
 //!
 //! Helpers panic when something is not as it must be: they are for tests only.
 
 mod arena;
 mod bystanders;
+mod copy;
 mod exchange;
 mod frames;
 mod fuse;
@@ -39,6 +41,7 @@ mod turned;
 
 pub use arena::{Arena, Attack};
 pub use bystanders::Bystanders;
+pub use copy::{HostCopy, Inhabited, package};
 pub use exchange::under_load;
 pub use frames::{mac, number_of, numbered};
 pub use fuse::DeadMount;

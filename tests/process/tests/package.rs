@@ -1,98 +1,17 @@
 //! The packages, in a copy of this host's files that goes with the test: installed, the service started by the unit's own line, removed.
 
-use lasthop_tests_process::{binary, scratch};
-use std::collections::BTreeSet;
+use lasthop_tests_process::{HostCopy, package};
 use std::io::{BufRead, BufReader};
 use std::os::unix::net::UnixDatagram;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::path::Path;
+use std::process::Stdio;
 use std::time::Duration;
-
-/// This host's files, with what is changed in them kept elsewhere. Each command sees them in a mount namespace of its own.
-struct Copy {
-    /// A tmpfs, for what is changed may not lie in what is copied.
-    dir: tempfile::TempDir,
-}
-
-impl Copy {
-    fn new() -> Self {
-        let copy = Self { dir: scratch() };
-        for folder in ["space", "root"] {
-            std::fs::create_dir(copy.dir.path().join(folder)).unwrap();
-        }
-        let space = copy.dir.path().join("space");
-        assert!(Command::new("mount").args(["-t", "tmpfs", "tmpfs"]).arg(&space).status().unwrap().success());
-        for folder in ["upper", "work", "told"] {
-            std::fs::create_dir(space.join(folder)).unwrap();
-        }
-        copy
-    }
-
-    /// A command in the copy. What is in `space/told` it has in `/mnt`: a socket of the files below an overlay is not one of the overlay's.
-    fn command(&self, script: &str) -> Command {
-        let dir = self.dir.path().display();
-        let enter = format!(
-            "mount -t overlay overlay -o lowerdir=/,upperdir={dir}/space/upper,workdir={dir}/space/work {dir}/root && \
-             mount --rbind /dev {dir}/root/dev && mount -t proc proc {dir}/root/proc && mount -t tmpfs tmpfs {dir}/root/run && \
-             mount --rbind /sys {dir}/root/sys && mount --bind {dir}/space/told {dir}/root/mnt && exec chroot {dir}/root /bin/sh -ec \"$0\""
-        );
-        let mut command = Command::new("unshare");
-        command.args(["--mount", "--pid", "--fork", "--kill-child", "sh", "-ec", &enter, script]);
-        command.env("DEBIAN_FRONTEND", "noninteractive").stdin(Stdio::null());
-        command
-    }
-
-    fn run(&self, script: &str) -> String {
-        let Output { status, stdout, stderr } = self.command(script).output().unwrap();
-        let said = format!("{}{}", String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
-        assert!(status.success(), "{script}: {said}");
-        said
-    }
-
-    /// Files that the copy has and the host has not, or has otherwise, but for dpkg's own notes and logs.
-    fn changed(&self) -> BTreeSet<PathBuf> {
-        fn walk(folder: &Path, top: &Path, found: &mut BTreeSet<PathBuf>) {
-            for entry in std::fs::read_dir(folder).unwrap() {
-                let path = entry.unwrap().path();
-                if path.symlink_metadata().unwrap().is_dir() {
-                    walk(&path, top, found);
-                } else {
-                    found.insert(path.strip_prefix(top).unwrap().to_owned());
-                }
-            }
-        }
-        let (mut found, upper) = (BTreeSet::new(), self.dir.path().join("space/upper"));
-        walk(&upper, &upper, &mut found);
-        let own = ["var/lib/dpkg/", "var/log/", "var/cache/", "etc/group", "etc/gshadow", "etc/.pwd.lock"];
-        found.retain(|path| !own.iter().any(|own| path.to_str().unwrap().starts_with(own)));
-        found
-    }
-}
-
-impl Drop for Copy {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg(self.dir.path().join("space")).status();
-    }
-}
-
-/// The package of the programs under test, as this chore (`deb` or `rpm`) makes it.
-fn package(kind: &str) -> PathBuf {
-    let programs = binary("lasthop").parent().unwrap().to_owned();
-    let output = Command::new("cargo")
-        .args(["xtask", kind, "--programs"])
-        .arg(programs)
-        .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    PathBuf::from(String::from_utf8(output.stdout).unwrap().lines().last().unwrap())
-}
 
 #[test]
 #[ignore = "installs a package in a copy of this host: cargo xtask test --long"]
 fn what_is_installed_runs_and_a_purge_leaves_nothing() {
-    let (copy, package) = (Copy::new(), package("deb"));
-    let installed = copy.dir.path().join("space/upper/lasthop.deb");
+    let (copy, package) = (HostCopy::new(), package("deb"));
+    let installed = copy.upper("lasthop.deb");
     std::fs::copy(package, &installed).unwrap();
     copy.run("dpkg --install /lasthop.deb; rm /lasthop.deb");
     let there = copy.changed();
@@ -127,6 +46,8 @@ fn what_is_installed_runs_and_a_purge_leaves_nothing() {
     it_runs(&copy);
     // What an administrator wrote, and what commands have added, goes with a purge alone.
     copy.run("echo '# mine' >> /etc/lasthop.toml; dpkg --remove lasthop; grep mine /etc/lasthop.toml; ls /var/lib/lasthop/ports.json");
+    // What the hooks would note.
+    copy.run("for of in libvirt proxmox; do mkdir /var/lib/lasthop-$of; echo /run/lasthop/vm1.sock >/var/lib/lasthop-$of/vm1; done");
     copy.run("dpkg --purge lasthop; ! getent group lasthop");
     let left = copy.changed();
     assert!(left.is_empty(), "a purge leaves {left:?}");
@@ -136,8 +57,8 @@ fn what_is_installed_runs_and_a_purge_leaves_nothing() {
 #[test]
 #[ignore = "installs a package in a copy of this host: cargo xtask test --long"]
 fn an_rpm_is_what_rpm_takes_it_for_and_runs() {
-    let (copy, package) = (Copy::new(), package("rpm"));
-    std::fs::copy(package, copy.dir.path().join("space/upper/lasthop.rpm")).unwrap();
+    let (copy, package) = (HostCopy::new(), package("rpm"));
+    std::fs::copy(package, copy.upper("lasthop.rpm")).unwrap();
     let said = copy.run(
         "rpm --checksig --verbose /lasthop.rpm; rpm --query --package --list --verbose /lasthop.rpm; \
          rpm --query --package --requires --configfiles --licensefiles --scripts /lasthop.rpm",
@@ -172,8 +93,8 @@ const SERVICE: &str = "line=$(sed -n 's/^ExecStart=//p' /usr/lib/systemd/system/
                   lasthop apply /etc/lasthop.toml; echo done; lasthop port list --json";
 
 /// The unit's own line starts it, tells that it is ready, and a port that is added is remembered.
-fn it_runs(copy: &Copy) {
-    let notify = UnixDatagram::bind(copy.dir.path().join("space/told/notify")).unwrap();
+fn it_runs(copy: &HostCopy) {
+    let notify = UnixDatagram::bind(copy.told("notify")).unwrap();
     notify.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
     let script = format!("export NOTIFY_SOCKET=/mnt/notify; {SERVICE}");
     let mut child = copy.command(&script).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
