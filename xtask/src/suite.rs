@@ -23,6 +23,7 @@ const LONG: &[(&str, &[&str])] = &[
             "console",
             "control_rings",
             "kernel_conntrack",
+            "libvirt",
             "open_vswitch",
             "open_vswitch_controllers",
             "open_vswitch_links",
