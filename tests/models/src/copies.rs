@@ -97,7 +97,7 @@ mod run {
 
 /// Who waits loses patience at any moment.
 #[derive(Default)]
-struct Waited;
+struct Waited(());
 
 impl Waited {
     fn is_over(&self, _: Duration) -> bool {

@@ -280,7 +280,7 @@ mod tests {
     fn a_pinned_port_s_queue_keeps_what_it_is_told() {
         let mut device = Device::new(3);
         let sizes = |device: &Device| device.manager.queues().iter().map(|queue| queue.size).collect::<Vec<_>>();
-        let mut pin = |device: &mut Device, size| {
+        let pin = |device: &mut Device, size| {
             device.manager.pin(vec![QueueOwner { size, ..owner(5, &[mac(1)]) }], device.now);
         };
         pin(&mut device, Some(16));
