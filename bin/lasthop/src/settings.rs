@@ -86,7 +86,7 @@ pub struct SettingsArgs {
     /// Addresses that live at this port for good, whether or not they say anything, and nowhere else; see `lasthop mac add`
     #[arg(long, value_name = "MAC[@VLAN],...")]
     static_mac: Option<String>,
-/// The af_xdp uplink with several queues at which it has one of its own, whatever the load, and how many frames may wait there
+    /// The af_xdp uplink with several queues at which it has one of its own, whatever the load, and how many frames may wait there
     #[arg(long, value_name = "UPLINK[:FRAMES]", add = crate::completions::uplinks())]
     queue_of: Option<String>,
 }
