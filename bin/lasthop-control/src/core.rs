@@ -2,7 +2,7 @@
 
 use cpu::CpuRequest;
 use health::Health;
-use lasthop_api::{ApiError, LogLevelList, OpenVswitch};
+use lasthop_api::{ApiError, Bus, LogLevelList, OpenVswitch};
 use lasthop_ipc::{FromControl, PortInfo, PortState, ToControl, UpcallPacket};
 use lasthop_management_ipc::{ControlToSupervisor, DeviceState, PortConfig, SupervisorToControl};
 use lasthop_policy::acl::Book;
@@ -229,10 +229,10 @@ impl Core {
         Self { host_view, ..self }
     }
 
-    /// There is room for so many connections; and in the data plane, if it is a device, for so many rules.
-    pub fn with_room(self, connections: usize, rules: Option<usize>) -> Self {
+    /// There is room for so many connections; and in the data plane, if it is a device, for so many rules. It may be behind a bus.
+    pub fn with_room(self, connections: usize, rules: Option<usize>, bus: Option<Bus>) -> Self {
         let limits = Limits { connections, data_plane_caches: rules.is_some(), ..Limits::default() };
-        Self { policy: Learning::new(limits), device: rules.map(OfDevice::new), ..self }
+        Self { policy: Learning::new(limits), device: rules.map(|rules| OfDevice::new(rules, bus)), ..self }
     }
 
     pub fn new(now_ms: u64) -> Self {

@@ -25,6 +25,7 @@ mod view;
 use crate::core::{Command, Core, Event};
 pub use decider::Decider;
 use decider::Nobody;
+use lasthop_api::Bus;
 pub use lasthop_api::{LostOf, OpenVswitch, RatesOf};
 use lasthop_ipc::{ChannelError, ToControl};
 use lasthop_management_ipc::{ControlToSupervisor, SupervisorToControl};
@@ -56,6 +57,8 @@ pub struct Descriptors {
     pub connections: usize,
     /// The data plane is a device, whose table has so many places: a cache of the flows.
     pub rules: Option<usize>,
+    /// The bus that it would be behind.
+    pub bus: Option<Bus>,
 }
 
 impl Descriptors {
@@ -63,7 +66,7 @@ impl Descriptors {
     /// `main`: nothing else is open yet.
     pub fn take(mut args: impl Iterator<Item = String>, mut other: impl FnMut(&str, OwnedFd) -> bool) -> Option<Self> {
         let (mut supervisor, mut api, mut read_api) = (None, None, None);
-        let (mut host_view, mut connections, mut rules) = (None, CONNECTIONS, None);
+        let (mut host_view, mut connections, mut rules, mut bus) = (None, CONNECTIONS, None, None);
         while let Some(name) = args.next() {
             if name == "--connections" {
                 connections = args.next()?.parse().ok()?;
@@ -71,6 +74,10 @@ impl Descriptors {
             }
             if name == "--rules" {
                 rules = Some(args.next()?.parse().ok()?);
+                continue;
+            }
+            if name == "--bus" {
+                bus = Some(args.next()?.parse().ok()?);
                 continue;
             }
             let fd = args.next()?.parse().ok().and_then(lasthop_sys::inherited_fd)?;
@@ -86,7 +93,7 @@ impl Descriptors {
                 name => other(name, fd).then_some(())?,
             }
         }
-        Some(Self { supervisor: supervisor?, api: api?, read_api, host_view, connections, rules })
+        Some(Self { supervisor: supervisor?, api: api?, read_api, host_view, connections, rules, bus })
     }
 }
 
@@ -149,7 +156,7 @@ async fn serve<D: Decider>(given: Descriptors, beat: &Arc<Beat>, mut decider: Op
     let serve = |socket, read_only| server::start(socket, calls.clone(), clients.clone(), read_only);
     let mut readers = given.read_api.map(|socket| serve(socket, true)).transpose().map_err(ControlError::Api)?;
     let mut owners = Some(serve(given.api, false).map_err(ControlError::Api)?);
-    let mut core = new_core(given.host_view, given.connections, given.rules, decider.is_some());
+    let mut core = new_core(given.host_view, (given.connections, given.rules, given.bus), decider.is_some());
     supervisor.queue(ControlToSupervisor::Ready);
 
     let (mut from_supervisor, mut from_switch) = (Vec::new(), Vec::new());
@@ -329,8 +336,12 @@ fn hear_call<D: Decider>(core: &mut Core, decider: &Option<D>, call: Event) {
 }
 
 /// The learning switch's addresses and flows are not looked at where something else decides.
-fn new_core(view: Option<HostView>, connections: usize, rules: Option<usize>, only_watches: bool) -> Core {
-    let mut core = Core::new(now_ms()).with_view(view).with_room(connections, rules);
+fn new_core(
+    view: Option<HostView>,
+    (connections, rules, bus): (usize, Option<usize>, Option<Bus>),
+    only_watches: bool,
+) -> Core {
+    let mut core = Core::new(now_ms()).with_view(view).with_room(connections, rules, bus);
     core.leave_deciding(only_watches);
     core
 }

@@ -5,7 +5,7 @@ use lasthop_sys::sandbox::Program;
 use std::process::ExitCode;
 
 const USAGE: &str = "lasthop-control is started by `lasthop run`; \
-                     arguments: --supervisor-fd N --api-fd N [--host-view-fd N] [--read-api-fd N] [--pulse-fd N], open descriptors, and [--connections N] [--rules N]";
+                     arguments: --supervisor-fd N --api-fd N [--host-view-fd N] [--read-api-fd N] [--pulse-fd N], open descriptors, and [--connections N] [--rules N] [--bus BUS]";
 
 fn main() -> ExitCode {
     let Some(descriptors) = Descriptors::take(std::env::args().skip(1), |_, _| false) else {

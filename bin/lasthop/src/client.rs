@@ -15,7 +15,7 @@ use tokio::runtime::Runtime;
 use zlink::tokio::unix::{Connection, connect};
 
 /// How long an answer may take; control gives up after less.
-const PATIENCE: Duration = Duration::from_secs(15);
+pub const PATIENCE: Duration = Duration::from_secs(15);
 /// How often it is asked again when the connection breaks off, as long as that.
 const AGAIN: Duration = Duration::from_millis(10);
 
@@ -104,9 +104,18 @@ impl Instance {
         &mut self,
         call: impl AsyncFnOnce(&mut Connection) -> zlink::Result<Result<T, ApiError>>,
     ) -> Result<T, CliError> {
+        self.ask_within(PATIENCE, call)
+    }
+
+    /// Calls a method whose answer is of no use any more after so long.
+    pub fn ask_within<T>(
+        &mut self,
+        patience: Duration,
+        call: impl AsyncFnOnce(&mut Connection) -> zlink::Result<Result<T, ApiError>>,
+    ) -> Result<T, CliError> {
         let Self { runtime, connection, run_dir } = self;
         let run_dir = run_dir.display();
-        match runtime.block_on(async { tokio::time::timeout(PATIENCE, call(connection)).await }) {
+        match runtime.block_on(async { tokio::time::timeout(patience, call(connection)).await }) {
             Ok(Ok(Ok(answer))) => Ok(answer),
             Ok(Ok(Err(e))) => Err(CliError::new(e.to_string())),
             Ok(Err(zlink::Error::VarlinkService(e))) => Err(CliError::new(format!(

@@ -5,13 +5,14 @@ use crate::client::{CliError, Instance, collect, running};
 use crate::list::all_ports;
 use crate::run::{DEVICES_DIR, FAR_SOCKET, HOST_SOCKET};
 use crate::table::{Align, Table};
-use lasthop_api::{BusBytes, DeviceBus, DeviceDma, DeviceTable, DeviceWalk, Port, SwitchProxy, SwitchStats};
+use lasthop_api::{BusBytes, BusModel, DeviceBus, DeviceDma, DeviceTable, DeviceWalk, Port, SwitchProxy, SwitchStats};
 use lasthop_text::counted;
 use serde::Serialize;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// The program of a cable.
 const CABLE: &str = "lasthop-cable";
@@ -109,8 +110,8 @@ pub struct Found {
     pub has_cable: bool,
     /// Why its lasthop says nothing, if it was asked and did not.
     pub away: Option<String>,
-    /// Its DMA engine, if it was asked and has one.
-    pub dma: Option<DeviceDma>,
+    /// What it has counted, if it was asked and has answered.
+    pub stats: Option<SwitchStats>,
     /// The process of its cable, if it was looked for and is there.
     pub cable: Option<CableProcess>,
 }
@@ -152,14 +153,32 @@ fn parent_and_stopped(status: &str) -> Option<(u32, bool)> {
 }
 
 impl Found {
-    /// Asks it how it is.
-    pub fn ask(&mut self, run_dir: &Path) {
-        let instance = Instance::connect(&run_dir.join(DEVICES_DIR).join(&self.name));
-        match instance.and_then(|mut instance| instance.ask(async |c| c.stats().await)) {
-            Ok(stats) => self.dma = stats.device.and_then(|table| table.dma),
+    fn ask(&mut self, run_dir: &Path, patience: Duration) {
+        let instance = Instance::connect(&dir_of(run_dir, &self.name));
+        match instance.and_then(|mut instance| instance.ask_within(patience, async |c| c.stats().await)) {
+            Ok(stats) => self.stats = Some(stats),
             Err(e) => self.away = Some(e.to_string()),
         }
     }
+
+    /// Its table, its bus and its engine.
+    pub fn table(&self) -> Option<&DeviceTable> {
+        self.stats.as_ref()?.device.as_ref()
+    }
+}
+
+/// Asks all how they are, at the same time, and each for so long at most: one that hangs holds up no other.
+pub fn ask_all(devices: &mut [Found], run_dir: &Path, patience: Duration) {
+    std::thread::scope(|scope| {
+        for device in devices {
+            scope.spawn(move || device.ask(run_dir, patience));
+        }
+    });
+}
+
+/// A device's run directory.
+pub fn dir_of(run_dir: &Path, name: &str) -> PathBuf {
+    run_dir.join(DEVICES_DIR).join(name)
 }
 
 /// The devices that there are, or should be, below a run directory.
@@ -175,7 +194,7 @@ pub fn found(run_dir: &Path) -> Vec<Found> {
 }
 
 fn one(name: &str, shared: &SharedArgs) -> Device {
-    let run_dir = shared.run_dir.join(DEVICES_DIR).join(name);
+    let run_dir = dir_of(&shared.run_dir, name);
     let figures = Figures::ask(&run_dir);
     let away = figures.as_ref().err().map(ToString::to_string);
     Device { name: name.into(), run_dir: run_dir.display().to_string(), away, figures: figures.ok() }
@@ -269,7 +288,7 @@ fn copied(of: &DeviceDma) -> String {
 }
 
 fn account(of: &DeviceBus) -> String {
-    let DeviceBus { bus_bytes, dma_bytes, whole_frame_bytes } = of;
+    let DeviceBus { bus_bytes, dma_bytes, whole_frame_bytes, model } = of;
     let BusBytes { descriptors, headers, rules, walks, punts, talk, dma, signals, wire } = *bus_bytes;
     let kinds = [
         ("descriptors", descriptors),
@@ -284,11 +303,28 @@ fn account(of: &DeviceBus) -> String {
     ];
     let kinds = kinds.iter().filter(|(_, bytes)| *bytes > 0).map(|(kind, bytes)| format!("{kind} {}", size(*bytes)));
     format!(
-        "bus: {} would have crossed it: {}\nwithin the host: {} by its DMA engine; whole frames, in and out of the card: {}\n",
+        "bus: {} would have crossed it: {}\nwithin the host: {} by its DMA engine; whole frames, in and out of the card: {}\n{}",
         size(bus_bytes.sum()),
         kinds.collect::<Vec<_>>().join(", "),
         size(*dma_bytes),
         size(*whole_frame_bytes),
+        model.as_ref().map(on_bus).unwrap_or_default(),
+    )
+}
+
+fn on_bus(of: &BusModel) -> String {
+    let ms = |ns: u64| format!("{}.{:03} ms", ns / 1_000_000, ns / 1000 % 1000);
+    format!(
+        "on {} ({} Mbit/s each way, nothing gathered): {} to the card and {} to the host, busy for {}, with whole frames for {}; a packet waits {} ns, as a whole \
+         frame {} ns\n",
+        of.name,
+        of.bits_per_second / 1_000_000,
+        size(of.to_card_bytes),
+        size(of.to_host_bytes),
+        ms(of.busy_ns),
+        ms(of.whole_frame_busy_ns),
+        of.packet_ns,
+        of.whole_frame_packet_ns,
     )
 }
 
@@ -343,11 +379,15 @@ mod tests {
     #[test]
     fn the_account_names_what_there_is() {
         let bus_bytes = BusBytes { headers: 4000, rules: 20_000, ..BusBytes::default() };
-        let shown = account(&DeviceBus { bus_bytes, dma_bytes: 1 << 40, whole_frame_bytes: 2 << 40 });
+        let model = BusModel { name: "pcie3x8".into(), busy_ns: 1_234_567, packet_ns: 7, ..BusModel::default() };
+        let bus = DeviceBus { bus_bytes, dma_bytes: 1 << 40, whole_frame_bytes: 2 << 40, model: Some(model) };
+        let shown = account(&bus);
         assert_eq!(
             shown,
             "bus: 23 KiB would have crossed it: headers 4000 B, rules 19 KiB\n\
-             within the host: 1024 GiB by its DMA engine; whole frames, in and out of the card: 2048 GiB\n"
+             within the host: 1024 GiB by its DMA engine; whole frames, in and out of the card: 2048 GiB\n\
+             on pcie3x8 (0 Mbit/s each way, nothing gathered): 0 B to the card and 0 B to the host, busy for 1.234 ms, with whole frames for 0.000 ms; a packet waits 7 ns, \
+             as a whole frame 0 ns\n"
         );
     }
 }

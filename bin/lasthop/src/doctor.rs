@@ -36,7 +36,7 @@ mod translation;
 mod unknown;
 
 use crate::SharedArgs;
-use crate::client::{CliError, Instance};
+use crate::client::{CliError, Instance, PATIENCE};
 use crate::list::{Figures, figures};
 use clap::Args;
 use facts::{Facts, Seen};
@@ -91,8 +91,8 @@ pub fn doctor(args: &DoctorArgs) -> Result<(String, bool), CliError> {
         std::thread::sleep(Duration::from_secs(args.seconds));
     }
     let mut now = look(&mut instance, run_dir)?;
+    crate::device::ask_all(&mut now.devices, run_dir, PATIENCE);
     for device in &mut now.devices {
-        device.ask(run_dir);
         device.cable = crate::device::cable_process(run_dir, &device.name);
     }
     if let Some(port) = args.port.as_ref().filter(|port| !now.ports.iter().any(|p| p.name == **port)) {

@@ -6,11 +6,13 @@
 mod mask;
 
 use crate::client::{CliError, Instance};
+use crate::device::Found;
 use clap::Args;
 use flate2::{Compression, write::GzEncoder};
 use lasthop_api::{READ_SOCKET_NAME, SOCKET_NAME};
 use lasthop_text::counted;
 use mask::Mask;
+use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, IsTerminal, Read, Seek, SeekFrom, Write};
 use std::os::fd::AsFd;
@@ -32,7 +34,7 @@ const JOURNAL_LINES: &str = "4000";
 const FOLDER: &str = "lasthop-report";
 
 /// What lasthop says, by file.
-const ASKED: [(&str, &[&str]); 17] = [
+const ASKED: [(&str, &[&str]); 18] = [
     ("doctor.txt", &["doctor"]),
     ("doctor.json", &["doctor", "--json", "--since-start"]),
     ("ports.txt", &["port", "list"]),
@@ -49,7 +51,16 @@ const ASKED: [(&str, &[&str]); 17] = [
     ("sets.txt", &["set", "list"]),
     ("conntrack.txt", &["conntrack", "stats"]),
     ("metrics.txt", &["metrics"]),
+    ("devices.txt", &["device", "list"]),
     ("log-levels.txt", &["log"]),
+];
+/// What each device says of itself.
+const OF_DEVICE: [(&str, &[&str]); 5] = [
+    ("doctor.txt", &["doctor"]),
+    ("ports.txt", &["port", "list"]),
+    ("stats.txt", &["stats", "--verbose"]),
+    ("flows.txt", &["flow", "list"]),
+    ("metrics.txt", &["metrics"]),
 ];
 /// What the host says: file, program, arguments.
 const HOST: [(&str, &str, &[&str]); 6] = [
@@ -135,13 +146,20 @@ pub fn report(args: &ReportArgs) -> Result<String, CliError> {
 fn gather(args: &ReportArgs) -> (Vec<(String, Vec<u8>)>, String) {
     let own = std::env::current_exe().unwrap_or_else(|_| "lasthop".into());
     let run_dir = args.run_dir.as_os_str();
-    let ask = |words: &[&str]| say(Command::new(&own).args(words).arg("--run-dir").arg(run_dir));
+    let ask_at = |words: &[&str], dir: &OsStr| say(Command::new(&own).args(words).arg("--run-dir").arg(dir));
+    let ask = |words: &[&str]| ask_at(words, run_dir);
     let mut files = vec![("version.txt".to_owned(), say(Command::new(&own).arg("--version")))];
     // Of the file that the package's service writes, whichever instance that looks at.
     files.push(("history.txt".into(), say(Command::new(&own).args(["history", "show"]))));
     files.extend(ASKED.iter().map(|(name, words)| ((*name).to_owned(), ask(words))));
     for port in ports(&ask(&["port", "list", "--json"])) {
         files.push((format!("show/{port}.txt"), ask(&["show", &port])));
+    }
+    for Found { name, .. } in crate::device::found(&args.run_dir) {
+        let dir = crate::device::dir_of(&args.run_dir, &name);
+        files.push((format!("devices/{name}/device.json"), ask(&["device", "stats", &name, "--json"])));
+        let asked = OF_DEVICE.iter();
+        files.extend(asked.map(|(file, words)| (format!("devices/{name}/{file}"), ask_at(words, dir.as_os_str()))));
     }
     files.extend(
         HOST.iter().map(|(name, program, words)| ((*name).to_owned(), say(Command::new(program).args(*words)))),

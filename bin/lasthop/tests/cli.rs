@@ -21,8 +21,8 @@ impl World {
     fn new(ports: &[&str]) -> Self {
         let (mut fake, supervisor, api) = Fake::new();
         let control = std::thread::spawn(|| {
-            let (read_api, host_view, connections, rules) = (None, None, lasthop_policy::CONNECTIONS, None);
-            lasthop_control::run(Descriptors { supervisor, api, read_api, host_view, connections, rules }).unwrap()
+            let (read_api, host_view, connections, rules, bus) = (None, None, lasthop_policy::CONNECTIONS, None, None);
+            lasthop_control::run(Descriptors { supervisor, api, read_api, host_view, connections, rules, bus }).unwrap()
         });
         fake.announce_lists();
         fake.add_ports(ports);

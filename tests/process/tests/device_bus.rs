@@ -4,6 +4,7 @@ use lasthop_frame::VnetHdr;
 use lasthop_frame::testutil::Frame;
 use lasthop_tests_process::{Guest, Lasthop, Options, mac, number_of, numbered, scratch};
 use serde_json::Value;
+use std::process::Command;
 
 /// Packets of each kind that are sent.
 const PACKETS: u64 = 400;
@@ -26,10 +27,14 @@ struct Site {
 
 impl Site {
     fn new(sends: Options, takes: Options) -> Self {
+        Self::of("nic0,cable=off", sends, takes)
+    }
+
+    fn of(device: &str, sends: Options, takes: Options) -> Self {
         let dir = scratch();
         let ports = ["a", "b"].map(|name| format!("{name}={},device=nic0", dir.path().join(name).display()));
         let [a, b] = &ports;
-        let lasthop = Lasthop::start_with(&[], &["--device", "nic0,cable=off", "--port", a, "--port", b]);
+        let lasthop = Lasthop::start_with(&[], &["--device", device, "--port", a, "--port", b]);
         let mut a = Guest::connect(&dir.path().join("a"), mac(1), sends);
         let mut b = Guest::connect(&dir.path().join("b"), mac(2), takes);
         a.greet_when_back(&mut b, 1);
@@ -174,4 +179,40 @@ fn a_packet_for_control_and_its_rule_cross_the_bus() {
     assert_eq!(bus.misses, PACKETS);
     assert_eq!(bus.dma, PACKETS * (2 * 1500 - (MOST - VNET)), "into the place where it waits, and out of it");
     assert!(bus.messages >= PACKETS * (MOST - VNET), "control has seen each header: {bus:?}");
+}
+
+/// What the account comes to on a bus that is named; and the same figures where a host's are looked for: `lasthop metrics` and `lasthop report`.
+#[test]
+fn on_a_named_bus_headers_alone_are_a_quarter_of_whole_frames_at_most() {
+    let mut site = Site::of("nic0,bus=pcie3x8,cable=off", Options::default(), Options::default());
+    site.each(|a, n| a.send(&numbered(mac(1), mac(2), n, 1500)), is_number);
+    let stats = site.lasthop.json(&["device", "stats", "nic0"]);
+    let bus = &stats["table"]["bus"];
+    let of = |what: &str| bus["model"][what].as_u64().unwrap_or_else(|| panic!("no {what}: {stats}"));
+    assert_eq!((&bus["model"]["name"], of("bits_per_second")), (&"pcie3x8".into(), 63_015_384_608));
+    // Each frame goes out and in.
+    assert!(of("whole_frame_busy_ns") > (PACKETS * 1500 * 8 * 1_000_000_000) / of("bits_per_second"));
+    assert!(of("busy_ns") > 0 && of("busy_ns") * 4 < of("whole_frame_busy_ns"), "{stats}");
+    assert!((1200..of("whole_frame_packet_ns")).contains(&of("packet_ns")), "{stats}");
+    assert!(site.lasthop.command(&["device", "stats", "nic0"]).contains("on pcie3x8 (63015 Mbit/s each way"));
+    let metrics = site.lasthop.command(&["metrics"]);
+    for line in
+        ["lasthop_device_up{device=\"nic0\"} 1.0", "lasthop_device_bus_bytes_total{device=\"nic0\",kind=\"headers\"} "]
+    {
+        assert!(metrics.contains(line), "{metrics}");
+    }
+    let dir = scratch();
+    let archive = dir.path().join("report.tar.gz");
+    site.lasthop.command(&["report", &archive.display().to_string()]);
+    let out = Command::new("tar").arg("-xzOf").arg(&archive).arg("lasthop-report/devices/nic0/ports.txt").output();
+    let ports = String::from_utf8_lossy(&out.expect("tar is there").stdout).into_owned();
+    assert!(["a  ", "b  "].iter().all(|port| ports.lines().any(|line| line.starts_with(port))), "{ports}");
+}
+
+#[test]
+fn a_bus_that_there_is_not_is_refused() {
+    let run = Command::new(lasthop_tests_process::binary("lasthop"));
+    let out = { run }.args(["run", "--device", "nic0,bus=pcie9x8"]).output().expect("lasthop starts");
+    let says = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert!(!out.status.success() && says.contains("pcie9x8: no such bus; write pcie1 to pcie5"), "{says}");
 }

@@ -437,3 +437,30 @@ fn a_stop_of_the_whole_process_is_no_hang_of_its_engine() {
     assert_eq!((site.process(), site.dma("lost"), site.dma("taken_back")), (process, 0, 0));
     assert!(["a", "b"].iter().all(|port| site.port(port)["state"] == "up"));
 }
+
+/// Beside a device without an engine, in turns. Where no CPU is idle the engine cannot gain anything.
+#[test]
+#[ignore = "measures; prints packets a second"]
+fn an_engine_beside_the_processor() {
+    let sites = ["off", "on"].map(|dma| Site::new(&format!("nic0,dma={dma}")));
+    let mut guests = sites.each_ref().map(Site::two);
+    let mut next = [10; 2];
+    for len in [1500, 9000, LONGEST] {
+        let mut best = [0.0f64; 2];
+        for _ in 0..5 {
+            for (which, (a, b)) in guests.iter_mut().enumerate() {
+                let (from, began) = (next[which], Instant::now());
+                let mut got = from;
+                while got < from + 20_000 {
+                    pump(a, b, &mut next[which], &mut got, |_| len);
+                }
+                best[which] = best[which].max(f64::from(got - from) / began.elapsed().as_secs_f64());
+                // What is still on its way.
+                while got < next[which] {
+                    got += b.try_recv().map_or(0, |_| 1);
+                }
+            }
+        }
+        println!("{len} bytes: {:.0} without, {:.0} with, {:.2}", best[0], best[1], best[1] / best[0]);
+    }
+}

@@ -3,6 +3,7 @@
 use lasthop_tests_process::{Lasthop, PATIENCE, Port, proc, scratch, wait_for};
 use rustix::process::Signal;
 use serde_json::Value;
+use std::time::{Duration, Instant};
 
 /// Kinds of what is found of devices, and the commands that mend it.
 fn found(lasthop: &Lasthop) -> Vec<(String, Option<String>)> {
@@ -22,8 +23,19 @@ fn a_device_that_is_stopped_is_found() {
     let run = proc::children(lasthop.pid()).into_iter().find(|(_, name)| name == "lasthop").expect("the device's").0;
     proc::signal(run, Signal::STOP);
     let found_now = found(&lasthop);
+    // Its control is stopped, too: it does not even say that it does not know.
+    let control = proc::children(run).into_iter().find(|(_, name)| name == "lasthop-control").expect("its control").0;
+    proc::signal(control, Signal::STOP);
+    let began = Instant::now();
+    let told = lasthop.command(&["metrics"]);
+    let took = began.elapsed();
+    proc::signal(control, Signal::CONT);
     proc::signal(run, Signal::CONT);
     assert_eq!(found_now, [("device-away".to_owned(), None)]);
+    for line in ["lasthop_up 1.0", "lasthop_device_up{device=\"nic0\"} 0.0", "lasthop_port_state{port=\"h\""] {
+        assert!(told.contains(line), "{line}: {told}");
+    }
+    assert!(took < Duration::from_secs(8), "scrapers wait for ten seconds, this took {took:?}");
     wait_for("nothing to be found", PATIENCE, || found(&lasthop).is_empty());
 }
 

@@ -4,9 +4,12 @@
 //! Nothing is moved twice here, and the packet path counts two things for it alone: descriptors, and the bytes that it reads of packets to
 //! decide about them. All else follows from what is counted anyway, and docs/device.md says how exactly.
 
-use lasthop_api::{BusBytes, DeviceBus};
+mod model;
+
+use lasthop_api::{Bus, BusBytes, DeviceBus};
 use lasthop_ipc::{FromControl, ToControl};
 use lasthop_types::PortTotals;
+use model::{Ways, modelled};
 use serde::Serialize;
 
 /// Bytes of a descriptor (virtio 1.2, 2.7.5 and 2.8.13).
@@ -28,7 +31,23 @@ pub(super) struct Messages {
     talk: u64,
     /// Of packets that waited for control: whole frames, which are kept in the host's memory until there is an answer.
     punted: u64,
+    /// All of them, by where they go.
+    ways: Ways,
 }
+
+/// What else is counted that crosses the bus.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Beside {
+    /// Bytes of the larger table that walks have read.
+    pub walks: u64,
+    /// Copies that the DMA engine has made.
+    pub copies: u64,
+}
+
+/// Bytes of a command to the DMA engine, and of its completion record, in the layout of Intel's Data Streaming Accelerator. Both cross the bus: the
+/// card writes one into the host's memory and reads the other.
+const COMMAND: u64 = 64;
+const COMPLETION: u64 = 32;
 
 impl Messages {
     /// A message of control's.
@@ -38,7 +57,9 @@ impl Messages {
             FromControl::Resume { .. } => &mut self.punts,
             FromControl::Ask { .. } | FromControl::SetMeter { .. } => &mut self.talk,
         };
-        *kind += bytes(message);
+        let bytes = bytes(message);
+        *kind += bytes;
+        self.ways.read(bytes.into(), 1);
     }
 
     /// A message of the device's.
@@ -50,11 +71,14 @@ impl Messages {
             }
             _ => &mut self.talk,
         };
-        *kind += bytes(message);
+        let bytes = bytes(message);
+        *kind += bytes;
+        self.ways.write(bytes.into(), 1);
     }
 
-    /// All of it, with what ports have counted.
-    pub fn account(&self, Ports { hosts, wire }: &Ports) -> DeviceBus {
+    /// All of it, with what ports have counted, and what else was; and what comes of it on such a `bus`.
+    pub fn account(&self, ports: &Ports, beside: Beside, bus: Option<Bus>) -> DeviceBus {
+        let Ports { hosts, wire } = ports;
         // Frames that were written, each behind as much of a header as was read of one on average.
         let written = hosts.frames_to.saturating_mul(hosts.headers + wire.headers);
         let written = written.checked_div(hosts.packets_from + wire.packets_from).unwrap_or(0);
@@ -67,14 +91,16 @@ impl Messages {
             descriptors: short(descriptors + chains),
             headers: short(hosts.headers + written),
             rules: self.rules,
-            walks: 0,
+            walks: beside.walks,
             punts: self.punts,
             talk: self.talk,
-            dma: 0,
-            signals: short(hosts.signals * u128::from(SIGNAL)),
+            dma: beside.copies.saturating_mul(COMMAND + COMPLETION),
+            signals: short((hosts.doorbells + hosts.interrupts) * u128::from(SIGNAL)),
             wire: short(wire.bytes_from + wire.bytes_to),
         };
-        DeviceBus { bus_bytes, dma_bytes: short(dma), whole_frame_bytes: short(hosts.bytes_from + hosts.bytes_to) }
+        let model = bus.map(|bus| modelled(bus, self.ways, ports, beside, written));
+        let whole_frame_bytes = short(hosts.bytes_from + hosts.bytes_to);
+        DeviceBus { bus_bytes, dma_bytes: short(dma), whole_frame_bytes, model }
     }
 }
 
@@ -111,7 +137,8 @@ struct Sums {
     headers: u128,
     descriptors_from: u128,
     descriptors_to: u128,
-    signals: u128,
+    doorbells: u128,
+    interrupts: u128,
 }
 
 impl Sums {
@@ -124,7 +151,8 @@ impl Sums {
         self.headers += u128::from(from.headers);
         self.descriptors_from += u128::from(from.descriptors);
         self.descriptors_to += u128::from(to.descriptors);
-        self.signals += u128::from(from.notifications) + u128::from(to.notifications);
+        self.doorbells += u128::from(from.notifications);
+        self.interrupts += u128::from(to.notifications);
     }
 }
 
@@ -156,15 +184,17 @@ mod tests {
         let wire = (totals(1, 60, 1, 28, 9), totals(1, 100, 1, 0, 9));
         let removed = (PortTotals::default(), totals(1, 60, 1, 0, 0));
         let all = [(&a.0, &a.1, false), (&b.0, &b.1, false), (&wire.0, &wire.1, true)];
-        let messages = Messages { rules: 1, punts: 2, talk: 3, punted: 500 };
-        let account = messages.account(&Ports::of(all.into_iter(), &removed));
+        let messages = Messages { rules: 1, punts: 2, talk: 3, punted: 500, ..Messages::default() };
+        let beside = Beside { walks: 4, copies: 5 };
+        let account = messages.account(&Ports::of(all.into_iter(), &removed), beside, None);
+        assert_eq!((account.bus_bytes.walks, account.bus_bytes.dma, &account.model), (4, 5 * 96, &None));
         let bus = account.bus_bytes;
         assert_eq!(bus.descriptors, 20 * 16 + 10 * 10 + 11 * (16 + 10));
         assert_eq!(bus.headers, 10 * 28 + 11 * 28);
         assert_eq!((bus.rules, bus.punts, bus.talk, bus.signals, bus.wire), (1, 2, 3, 5 * 4, 160));
         assert_eq!(account.dma_bytes, 15_060 - 11 * 16 - 60 + 500);
         assert_eq!(account.whole_frame_bytes, 15_000 + 15_060);
-        assert_eq!(bus.sum(), bus.descriptors + bus.headers + 6 + 20 + 160);
+        assert_eq!(bus.sum(), bus.descriptors + bus.headers + 6 + 20 + 160 + 4 + 480);
     }
 
     #[test]
@@ -172,8 +202,10 @@ mod tests {
         let most = || totals(u64::MAX, u64::MAX, u64::MAX, u64::MAX, u64::MAX);
         let removed = (most(), most());
         let ports = [(&removed.0, &removed.1, false); 2].into_iter();
-        let account = Messages::default().account(&Ports::of(ports, &removed));
+        let beside = Beside { walks: u64::MAX, copies: u64::MAX };
+        let account = Messages::default().account(&Ports::of(ports, &removed), beside, "pcie1x1".parse().ok());
         assert_eq!((account.whole_frame_bytes, account.bus_bytes.sum()), (u64::MAX, u64::MAX));
+        assert_eq!(account.model.map(|model| (model.busy_ns, model.whole_frame_busy_ns)), Some((u64::MAX, u64::MAX)));
     }
 
     /// What is taken for the length of a message is what the rings say of it.
@@ -189,7 +221,9 @@ mod tests {
         let mut messages = Messages::default();
         messages.came(&control.recv().unwrap());
         let written = postcard::to_allocvec(&sent).unwrap().len() as u64 + FIRST_WORD;
-        assert_eq!(messages, Messages { punts: written, punted: 1500, ..Messages::default() });
+        let mut ways = Ways::default();
+        ways.write(written.into(), 1);
+        assert_eq!(messages, Messages { punts: written, punted: 1500, ways, ..Messages::default() });
         // A copy waits for nothing.
         messages.came(&ToControl::Upcall(UpcallPacket { copy: Some(3), ..packet }));
         assert_eq!(messages.punted, 1500);

@@ -1,8 +1,8 @@
 //! What control knows of a data plane that is a device: the size of its table, what goes over the bus, and the larger table that it walks.
 
-use super::bus::{Messages, Ports};
+use super::bus::{Beside, Messages, Ports};
 use super::{Command, Core};
-use lasthop_api::{DeviceDma, DeviceTable, DeviceWalk};
+use lasthop_api::{Bus, DeviceDma, DeviceTable, DeviceWalk};
 use lasthop_dma_counters::{Counts, DmaPage};
 use lasthop_ipc::PortInfo;
 use lasthop_larger_table::{Marks, Writer};
@@ -13,10 +13,6 @@ use std::os::fd::OwnedFd;
 const LOOKED_AT: u32 = 8192;
 const FOUND: usize = 256;
 
-/// Bytes of a command to the DMA engine, and of its completion record, in the layout of Intel's Data Streaming Accelerator. Both cross the bus: the
-/// card writes one into the host's memory and reads the other.
-const COMMAND: u64 = 64 + 32;
-
 /// The device.
 #[derive(Debug)]
 pub(super) struct OfDevice {
@@ -26,6 +22,8 @@ pub(super) struct OfDevice {
     pub bus: Messages,
     /// What its ports had counted when they were last asked.
     ports: Ports,
+    /// The bus that it would be behind, if one is named.
+    model: Option<Bus>,
     /// Memory of the larger table and its marks, for when it is connected.
     given: [Option<OwnedFd>; 2],
     larger: Option<Larger>,
@@ -47,9 +45,10 @@ struct Larger {
 }
 
 impl OfDevice {
-    /// One with room for so many rules.
-    pub fn new(rules: usize) -> Self {
-        Self { rules, bus: Messages::default(), ports: Ports::default(), given: [None, None], larger: None, dma: None }
+    /// One with room for so many rules, behind such a bus.
+    pub fn new(rules: usize, model: Option<Bus>) -> Self {
+        let (bus, ports) = (Messages::default(), Ports::default());
+        Self { rules, bus, ports, model, given: [None, None], larger: None, dma: None }
     }
 
     /// There are marks to be looked at, a part at a time.
@@ -166,16 +165,15 @@ impl Core {
     /// As `lasthop device stats` shows it.
     pub(super) fn device_table(&self) -> Option<DeviceTable> {
         let Recalls { judged, recached, under_way } = self.policy.recalls();
-        let OfDevice { rules, bus, ports, larger, dma, .. } = self.device.as_ref()?;
+        let OfDevice { rules, bus, ports, larger, dma, model, .. } = self.device.as_ref()?;
         let walk = larger.as_ref().map(|larger| {
             let lasthop_larger_table::Walks { walks, hits, ns, installed, bytes } = larger.marks.walks();
             let (flows, left_out) = (larger.writer.len() as u64, larger.left_out);
             DeviceWalk { flows, left_out, walks, hits, installed, ns, bytes }
         });
-        let mut bus = bus.account(ports);
-        bus.bus_bytes.walks = walk.as_ref().map_or(0, |walk| walk.bytes);
         let dma = dma.as_ref().map(dma_engine);
-        bus.bus_bytes.dma = dma.as_ref().map_or(0, |dma| dma.copies.saturating_mul(COMMAND));
+        let walks = walk.as_ref().map_or(0, |walk| walk.bytes);
+        let bus = bus.account(ports, Beside { walks, copies: dma.as_ref().map_or(0, |dma| dma.copies) }, *model);
         Some(DeviceTable { rules: *rules as u64, judged, recached, under_way, bus, walk, dma })
     }
 }

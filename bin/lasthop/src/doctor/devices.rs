@@ -10,7 +10,8 @@ pub fn findings(facts: &Facts<'_>) -> Vec<Finding> {
         device.has_cable.then(|| stopped(facts, device).or_else(|| cut_off(facts, &device.name))).flatten()
     };
     let cut_off = facts.now.devices.iter().filter_map(|device| away(device).or_else(|| cable(device)));
-    let engines = facts.now.devices.iter().filter_map(|device| hangs(Some(&device.name), device.dma.as_ref()?));
+    let engines =
+        facts.now.devices.iter().filter_map(|device| hangs(Some(&device.name), device.table()?.dma.as_ref()?));
     // This lasthop may be a device's own.
     let own = facts.now.switch.device.as_ref().and_then(|table| hangs(None, table.dma.as_ref()?));
     cut_off.chain(engines).chain(own).collect()
@@ -147,8 +148,8 @@ mod tests {
         let engine = |state: &str| DeviceDma { state: state.into(), lost: 1, taken_back: 30, ..DeviceDma::default() };
         let found = |state: &str| {
             let mut now = seen(&[up("a")]);
-            now.devices = vec![Found { name: "nic0".into(), dma: Some(engine(state)), ..Found::default() }];
             now.switch.device = Some(DeviceTable { dma: Some(engine(state)), ..DeviceTable::default() });
+            now.devices = vec![Found { name: "nic0".into(), stats: Some(now.switch.clone()), ..Found::default() }];
             findings(&facts(&now, &now))
         };
         assert!(found("runs").is_empty());

@@ -2,7 +2,7 @@
 //!
 //! Each port has a bounded number of series: the drop reasons that there are, twice, and some thirty more.
 
-use crate::list::Figures;
+use super::Told;
 use lasthop_api::{ConntrackStats, Drops, Port, SwitchStats, Totals, Translation, Uplink};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder};
@@ -13,9 +13,9 @@ use prometheus_client::registry::Registry;
 use std::fmt::{self, Debug};
 
 /// The figures; only that there are none where no instance answers.
-pub fn write(told: Option<&(Figures, ConntrackStats)>) -> String {
+pub fn write(told: Option<&Told>) -> String {
     let mut registry = Registry::with_prefix("lasthop");
-    registry.register_collector(Box::new(Told(told.map(all).unwrap_or_else(absent))));
+    registry.register_collector(Box::new(Families(told.map(all).unwrap_or_else(absent))));
     let mut text = String::new();
     // Writing to a string does not fail.
     let _ = prometheus_client::encoding::text::encode(&mut text, &registry);
@@ -24,26 +24,26 @@ pub fn write(told: Option<&(Figures, ConntrackStats)>) -> String {
 
 /// A number of a series: what only grows until the process that counts it is another, or what goes up and down.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Number {
+pub(super) enum Number {
     Count(u64),
     Seconds(f64),
     Level(f64),
 }
 
-type Labels = Vec<(&'static str, String)>;
+pub(super) type Labels = Vec<(&'static str, String)>;
 
 /// A metric and its series.
 #[derive(Debug)]
-struct Family {
+pub(super) struct Family {
     name: &'static str,
     help: &'static str,
     series: Vec<(Labels, Number)>,
 }
 
 #[derive(Debug)]
-struct Told(Vec<Family>);
+struct Families(Vec<Family>);
 
-impl Collector for Told {
+impl Collector for Families {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         for family in &self.0 {
             let Some((_, first)) = family.series.first() else { continue };
@@ -67,16 +67,16 @@ impl Number {
     }
 }
 
-fn level(n: u64) -> Number {
+pub(super) fn level(n: u64) -> Number {
     // Above 2^53 a level loses its last digits, which nobody reads.
     Number::Level(n as f64)
 }
 
-fn seconds(ns: u64) -> Number {
+pub(super) fn seconds(ns: u64) -> Number {
     Number::Seconds(ns as f64 / 1e9)
 }
 
-fn family(name: &'static str, help: &'static str, series: Vec<(Labels, Number)>) -> Family {
+pub(super) fn family(name: &'static str, help: &'static str, series: Vec<(Labels, Number)>) -> Family {
     Family { name, help, series }
 }
 
@@ -88,7 +88,7 @@ fn absent() -> Vec<Family> {
     vec![one("up", "Whether a lasthop answers", Number::Level(0.0))]
 }
 
-fn all((figures, connections): &(Figures, ConntrackStats)) -> Vec<Family> {
+fn all(Told { figures, connections, devices }: &Told) -> Vec<Family> {
     let version = vec![("version", env!("CARGO_PKG_VERSION").to_owned())];
     let mut all = vec![
         one("up", "Whether a lasthop answers", Number::Level(1.0)),
@@ -101,6 +101,7 @@ fn all((figures, connections): &(Figures, ConntrackStats)) -> Vec<Family> {
     all.extend(of_translations(&figures.ports));
     all.extend(of_interfaces(&figures.interfaces));
     all.extend(of_connections(connections));
+    all.extend(super::devices::families(devices));
     all
 }
 
@@ -334,6 +335,7 @@ fn of_connections(stats: &ConntrackStats) -> Vec<Family> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::list::Figures;
     use lasthop_api::{PortConnections, Replaced};
     use std::collections::BTreeSet;
 
@@ -342,7 +344,7 @@ mod tests {
     }
 
     /// Something of everything.
-    fn figures() -> (Figures, ConntrackStats) {
+    fn figures() -> Told {
         let from_guest =
             Totals { packets: 7, bytes: 700, busy_ns: 1_500_000_000, drops: drops("acl", 2), ..Totals::default() };
         let to_guest = Totals { packets: 5, drops: drops("no_buffers", 3), ..Totals::default() };
@@ -380,7 +382,8 @@ mod tests {
             ports: vec![PortConnections { port: "vm1".into(), connections: 8, limit: 10 }],
             ..ConntrackStats::default()
         };
-        (Figures { ports: vec![port, blank], interfaces: vec![uplink], switch }, connections)
+        let figures = Figures { ports: vec![port, blank], interfaces: vec![uplink], switch };
+        Told { figures, connections, devices: super::super::devices::testutil() }
     }
 
     fn has(text: &str, line: &str) {
@@ -415,6 +418,14 @@ mod tests {
             "lasthop_connections 9.0",
             "lasthop_connections_refused_packets_total{reason=\"tcp_state\"} 6",
             "lasthop_port_connections_limit{port=\"vm1\"} 10.0",
+            "lasthop_device_up{device=\"nic0\"} 1.0",
+            "lasthop_device_up{device=\"nic1\"} 0.0",
+            "lasthop_device_misses_total{device=\"nic0\",answer=\"judged\"} 3",
+            "lasthop_device_bus_bytes_total{device=\"nic0\",kind=\"headers\"} 280",
+            "lasthop_device_dma_bytes_total{device=\"nic0\"} 1500",
+            "lasthop_device_bus_busy_seconds_total{device=\"nic0\",card=\"headers\"} 2.5",
+            "lasthop_device_dma_engine_up{device=\"nic0\"} 0.0",
+            "lasthop_device_dma_engine_copies_total{device=\"nic0\",by=\"engine\"} 9",
         ] {
             has(&text, line);
         }

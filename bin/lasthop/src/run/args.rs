@@ -8,6 +8,7 @@ use super::settings_text::take_settings;
 use super::store::SavedUplink;
 use crate::size::Size;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
+use lasthop_api::Bus;
 use lasthop_ipc::SwitchSettings;
 use lasthop_log::Format;
 use lasthop_management_ipc::Settings;
@@ -62,9 +63,10 @@ pub struct RunArgs {
     /// fills. rules: places of the table, 16 to 65536 [default: 1024]. engines: CPUs that its engines have for themselves, like
     /// engines=2-3 or engines=2:4 [default: helpers, as without a device]. walk=on: where no rule matches, it looks
     /// for a flow in the table of all flows, in memory of the host, before it asks control. dma=on: a DMA engine, which here is a thread of its
-    /// own, copies pieces of memory longer than dma-threshold bytes [default: 128] from port to port. cable=off: its ports and those of this lasthop do not reach each
+    /// own, copies pieces of memory longer than dma-threshold bytes [default: 128] from port to port. bus=pcie3x8 (pcie1 to pcie5, x1 to x16): `lasthop device stats` says what
+    /// its bytes come to on such a bus. cable=off: its ports and those of this lasthop do not reach each
     /// other; without, there is a cable between the port NAME here and the port "host" there. See `lasthop device list`. May be repeated
-    #[arg(long = "device", value_name = "NAME[,rules=N][,engines=LIST][,walk=on][,dma=on][,dma-threshold=BYTES][,cable=off]", value_parser = parse_device)]
+    #[arg(long = "device", value_name = "NAME[,rules=N][,engines=LIST][,walk=on][,dma=on][,dma-threshold=BYTES][,bus=BUS][,cable=off]", value_parser = parse_device)]
     pub devices: Vec<DeviceArg>,
     /// An uplink: a port that is a network interface of this host. Drivers: tap, af_packet, af_xdp; with driver=tap a TAP device
     /// that does not exist is made. Without: tap if it is a TAP device, else af_packet.
@@ -119,6 +121,9 @@ pub struct RunArgs {
     /// This is a device whose DMA engine copies what is longer than so many bytes
     #[arg(long, value_name = "BYTES", hide = true, requires = "device_rules")]
     pub device_dma: Option<usize>,
+    /// This is a device that would be behind such a bus
+    #[arg(long, value_name = "BUS", hide = true, requires = "device_rules")]
+    pub device_bus: Option<Bus>,
 }
 
 impl RunArgs {
@@ -302,6 +307,8 @@ pub struct DeviceArg {
     pub dma: bool,
     /// Copies of up to so many bytes are not that engine's.
     pub dma_threshold: usize,
+    /// The bus that it would be behind, if one is named.
+    pub bus: Option<Bus>,
 }
 
 /// What a TCAM of a card may have.
@@ -312,7 +319,8 @@ fn parse_device(text: &str) -> Result<DeviceArg, String> {
     let name = words.next().unwrap_or_default();
     check_name(name)?;
     let (walk, dma, dma_threshold) = (false, false, dma::THRESHOLD);
-    let mut device = DeviceArg { name: name.into(), rules: 1024, engines: None, cable: true, walk, dma, dma_threshold };
+    let mut device =
+        DeviceArg { name: name.into(), rules: 1024, engines: None, cable: true, walk, dma, dma_threshold, bus: None };
     for word in words {
         match word.split_once('=') {
             Some(("rules", n)) => {
@@ -329,11 +337,12 @@ fn parse_device(text: &str) -> Result<DeviceArg, String> {
             Some(("walk", "on")) => device.walk = true,
             Some(("walk", "off")) => device.walk = false,
             Some(("dma", engine)) => device.dma = dma::is_wanted(engine)?,
+            Some(("bus", bus)) => device.bus = Some(bus.parse()?),
             Some(("dma-threshold", bytes)) => device.dma_threshold = dma::threshold(bytes)?,
             _ => {
                 let hint = if word.starts_with(|c: char| c.is_ascii_digit()) { "write ':' between CPUs; " } else { "" };
                 return Err(format!(
-                    "unknown option {word:?}; {hint}there are rules=N, engines=LIST, walk=on, dma=on, dma-threshold=BYTES and cable=off"
+                    "unknown option {word:?}; {hint}there are rules=N, engines=LIST, walk=on, dma=on, dma-threshold=BYTES, bus=BUS and cable=off"
                 ));
             }
         }

@@ -146,6 +146,9 @@ impl Device {
         if arg.dma {
             add("--device-dma", arg.dma_threshold.to_string().into());
         }
+        if let Some(bus) = arg.bus {
+            add("--device-bus", bus.to_string().into());
+        }
         add("--run-dir", below(&args.run_dir));
         add("--state-dir", below(&args.state_dir));
         add("--device-rules", arg.rules.to_string().into());

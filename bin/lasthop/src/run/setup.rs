@@ -10,7 +10,7 @@ use super::settings_text::changed;
 use super::socket::{self, Access, Listener};
 use super::store::{Saved, SavedPort, SavedUplink, Store};
 use super::{RunError, RunError::Failed, RunError::Usage};
-use lasthop_api::{READ_SOCKET_NAME, SOCKET_NAME};
+use lasthop_api::{Bus, READ_SOCKET_NAME, SOCKET_NAME};
 use lasthop_ipc::{MAX_MESSAGE, SwitchSettings};
 use lasthop_management_ipc::Settings;
 use lasthop_policy::Batch;
@@ -60,6 +60,8 @@ pub struct Setup {
     pub rules: Option<(usize, bool)>,
     /// If it is one that has a DMA engine: copies of up to so many bytes are not for that.
     pub dma: Option<usize>,
+    /// If it is one for which a bus is named.
+    pub bus: Option<Bus>,
     /// How many connections it has room for.
     pub connections: usize,
     /// Program of ports' sessions.
@@ -151,8 +153,8 @@ impl Setup {
         let settings = with_given(settings, &given.settings());
         let told = Told { lists: &lists, mirrors: &mirrors, settings: &settings, ports: &ports };
         let mut ovs = OpenVswitch::wanted(is_ovs, &run_dir, &told, devices.iter().chain(&saved_uplinks))?;
-        let served = in_order(api, read_api, ovs.as_mut());
         Ok(Self {
+            served: in_order(api, read_api, ovs.as_mut()),
             ovs,
             for_switch: args.for_switch(&engines.now, &allowed),
             tx_batch: args.scheduling.tx_batch,
@@ -164,6 +166,7 @@ impl Setup {
             devices: devices_wanted,
             rules: args.device_rules.map(|rules| (rules, args.device_walk)),
             dma: args.device_dma,
+            bus: args.device_bus,
             control,
             connections: args.connections,
             session,
@@ -171,7 +174,6 @@ impl Setup {
             uplink_limit: Duration::from_millis(args.uplink_limit_ms),
             watchdog: args.watchdog.0,
             uplink_probe: !args.no_uplink_probe,
-            served,
             store,
             ports,
             saved,

@@ -243,6 +243,7 @@ impl Supervisor {
         let (control_name, mut for_control) = open_vswitch::control(read_api, setup.ovs.is_some());
         for_control.extend(arguments(&["--connections", &setup.connections.to_string()]));
         for_control.extend(setup.rules.into_iter().flat_map(|(rules, _)| arguments(&["--rules", &rules.to_string()])));
+        for_control.extend(setup.bus.into_iter().flat_map(|bus| arguments(&["--bus", &bus.to_string()])));
         let presence = Presence::new(&epoll, PRESENCE);
         let mut supervisor = Self {
             epoll,

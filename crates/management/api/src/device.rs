@@ -1,6 +1,8 @@
 //! A device with a small table of rules.
 
 use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::str::FromStr;
 use zlink::introspect::CustomType;
 
 /// A device's table of rules is a cache of the flows that control has. What came of the packets that met no rule there, since control started.
@@ -78,6 +80,80 @@ pub struct DeviceBus {
     pub dma_bytes: u64,
     /// Bytes of the same packets across the bus if the card switched whole frames: each twice.
     pub whole_frame_bytes: u64,
+    /// If a bus is named: what this comes to there.
+    pub model: Option<BusModel>,
+}
+
+/// What the bytes of a device's account come to on a bus, if nothing is gathered; and what those of a card come to that takes whole frames in and
+/// gives them out.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomType)]
+pub struct BusModel {
+    /// Its name, as [`Bus`] has it.
+    pub name: String,
+    /// What it carries each way, what it puts around bytes included.
+    pub bits_per_second: u64,
+    /// Bytes to the card, with what the bus puts around them.
+    pub to_card_bytes: u64,
+    /// Bytes to its host, the same.
+    pub to_host_bytes: u64,
+    /// For how long the busier way was busy, in nanoseconds.
+    pub busy_ns: u64,
+    /// The same, with whole frames.
+    pub whole_frame_busy_ns: u64,
+    /// For how long a packet waits for it, on average, where nothing else does, in nanoseconds.
+    pub packet_ns: u64,
+    /// The same, with whole frames.
+    pub whole_frame_packet_ns: u64,
+}
+
+/// A bus between a card and its host: PCI Express of a generation, with so many lanes. Written `pcie3x8`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bus {
+    generation: u8,
+    lanes: u8,
+}
+
+impl Bus {
+    /// What one lane carries each way, by generation: 2.5 and 5 GT/s with 8 bits in 10, and 8, 16 and 32 GT/s with 128 in 130 (PCI Express Base
+    /// Specification 5.0, 4.2).
+    const LANE: [u64; 5] = [2_000_000_000, 4_000_000_000, 7_876_923_076, 15_753_846_153, 31_507_692_307];
+
+    /// Most bytes of one of its packets: what hosts usually allow.
+    pub const PAYLOAD: u64 = 256;
+    /// Most bytes that one packet asks for: what cards are usually allowed.
+    pub const MOST_READ: u64 = 512;
+    /// Bytes that it puts around each: start and sequence (4), a header with an address of 64 bits (16), a checksum (4).
+    pub const OVERHEAD: u64 = 24;
+    /// How long who reads waits for a few bytes of the host's memory. An assumption, in the middle of what is measured with cards.
+    pub const ROUND_TRIP_NS: u64 = 600;
+
+    /// Bits that it carries each way.
+    pub fn bits_per_second(self) -> u64 {
+        let lane = Self::LANE.get(usize::from(self.generation).wrapping_sub(1)).copied().unwrap_or_default();
+        lane * u64::from(self.lanes)
+    }
+}
+
+impl FromStr for Bus {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let numbers = text.strip_prefix("pcie").and_then(|rest| rest.split_once('x'));
+        let bus = numbers.and_then(|(generation, lanes)| {
+            Some(Self { generation: generation.parse().ok()?, lanes: lanes.parse().ok()? })
+        });
+        let known = |bus: &Self| (1..=5).contains(&bus.generation) && matches!(bus.lanes, 1 | 2 | 4 | 8 | 16);
+        let bus = bus.filter(|bus| known(bus) && bus.to_string() == text);
+        bus.ok_or_else(|| {
+            format!("{text}: no such bus; write pcie1 to pcie5, and x1, x2, x4, x8 or x16, as in pcie3x8")
+        })
+    }
+}
+
+impl fmt::Display for Bus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "pcie{}x{}", self.generation, self.lanes)
+    }
 }
 
 /// Bytes across the bus.
@@ -108,5 +184,23 @@ impl BusBytes {
     pub fn sum(&self) -> u64 {
         let Self { descriptors, headers, rules, walks, punts, talk, dma, signals, wire } = *self;
         [descriptors, headers, rules, walks, punts, talk, dma, signals, wire].into_iter().fold(0, u64::saturating_add)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bus_is_named_and_has_a_rate() {
+        let of = |text: &str| text.parse::<Bus>().map(|bus| (bus.to_string(), bus.bits_per_second() / 1_000_000));
+        assert_eq!(of("pcie3x8"), Ok(("pcie3x8".into(), 63_015)));
+        assert_eq!(of("pcie1x1"), Ok(("pcie1x1".into(), 2000)));
+        assert_eq!(of("pcie5x16"), Ok(("pcie5x16".into(), 504_123)));
+        for wrong in
+            ["", "pcie", "pcie3", "pcie0x8", "pcie6x8", "pcie3x3", "pcie03x8", "pcie+3x8", "pcix3x8", "pcie3x8 "]
+        {
+            assert!(of(wrong).unwrap_err().contains("as in pcie3x8"), "{wrong}");
+        }
     }
 }

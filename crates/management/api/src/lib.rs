@@ -23,7 +23,7 @@ mod upgrade;
 pub use acl::*;
 pub use client::SwitchProxy;
 pub use connections::*;
-pub use device::{BusBytes, DeviceBus, DeviceDma, DeviceTable, DeviceWalk};
+pub use device::{Bus, BusBytes, BusModel, DeviceBus, DeviceDma, DeviceTable, DeviceWalk};
 pub use ended::EndedFlows;
 pub use engine::{Engine, EngineList};
 pub use frame::parse_frame;

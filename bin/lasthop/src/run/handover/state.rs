@@ -272,6 +272,7 @@ fn setup_of(
         control: PathBuf::new(),
         rules: args.device_rules.map(|rules| (rules, args.device_walk)),
         dma: args.device_dma,
+        bus: args.device_bus,
         connections: args.connections,
         session: PathBuf::new(),
         ovs,
