@@ -40,10 +40,11 @@ pub fn attach(args: &AttachArgs) -> Result<String, CliError> {
     let mut ports = Vec::new();
     for name in &args.ports {
         let Some(port) = there.iter().find(|p| p.name == *name) else {
-            return Err(CliError::new(format!(
+            let error = CliError::new(format!(
                 "there is no port named {name:?}; `lasthop port list` shows those there are, \
                  `lasthop port add` makes one"
-            )));
+            ));
+            return Err(crate::device::ports::hint(error, &args.run_dir, name));
         };
         check(port)?;
         if ports.contains(&port) {

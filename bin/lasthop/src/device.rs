@@ -1,5 +1,7 @@
 //! `lasthop device`: the devices of a running lasthop. Each answers for itself, at a socket of its own below that one's run directory.
 
+pub mod ports;
+
 use crate::SharedArgs;
 use crate::client::{CliError, Instance, collect, running};
 use crate::list::all_ports;

@@ -515,7 +515,8 @@ fn port_rename(name: &str, to: &str, shared: &SharedArgs) -> Result<String, CliE
 
 fn port_del(name: &str, shared: &SharedArgs) -> Result<String, CliError> {
     let mut instance = shared.instance()?;
-    let port = instance.ask(async |c| c.port_del(name).await)?;
+    let port = instance.ask(async |c| c.port_del(name).await);
+    let port = port.map_err(|e| device::ports::hint(e, &shared.run_dir, name))?;
     let left = left_behind(&mut instance, name);
     shared.show(&port, |p| match &p.settings[..] {
         [] => format!("port {}: removed\n{left}", p.name),

@@ -2,6 +2,7 @@
 
 use crate::SharedArgs;
 use crate::client::{CliError, Instance};
+use crate::declared::overruled;
 use clap::Args;
 use lasthop_api::{Field, PortChanged, SwitchProxy};
 use lasthop_policy::{ENGINE, PortSettings, STATIC_MAC, StaticMac};
@@ -165,9 +166,12 @@ pub fn set(name: &str, settings: &SettingsArgs, shared: &SharedArgs) -> Result<S
             "nothing to set; see `lasthop port set --help`, and `lasthop port list` for what {name} is told"
         )));
     }
-    let mut instance = shared.instance()?;
+    let (mut instance, device) = crate::device::ports::at(&shared.run_dir, name)?;
     let port = change(&mut instance, name, &fields)?;
-    for line in crate::declared::overruled(&shared.run_dir, name, &port.settings, &fields) {
+    let of_device = device.as_ref().map_or_else(String::new, |device| format!(" of device {device}"));
+    // What devices' ports are told no file says.
+    let of_file = if device.is_some() { Vec::new() } else { overruled(&shared.run_dir, name, &port.settings, &fields) };
+    for line in of_file {
         eprintln!("lasthop: {line}");
     }
     // What the port is told has no effect then.
@@ -177,7 +181,7 @@ pub fn set(name: &str, settings: &SettingsArgs, shared: &SharedArgs) -> Result<S
         of_ovs = rates.into_iter().find(|of| of.port == name);
     }
     let note = of_ovs.map_or_else(String::new, |of| format!("{name}: {}\n", crate::list::rates_of(&of)));
-    shared.show(&port, |p| format!("port {}: {}\n{note}", p.name, told(&p.settings)))
+    shared.show(&port, |p| format!("port {}{of_device}: {}\n{note}", p.name, told(&p.settings)))
 }
 
 /// Tells a port all that: its engine last, for which another switch takes over, so that nothing has changed where the others are refused.

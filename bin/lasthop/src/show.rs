@@ -51,7 +51,7 @@ struct Shown {
 
 /// `lasthop show PORT`
 pub fn show(args: &ShowArgs) -> Result<String, CliError> {
-    let mut instance = args.shared.instance()?;
+    let (mut instance, _) = crate::device::ports::at(&args.shared.run_dir, &args.port)?;
     let shown = ask(&mut instance, &args.port)?;
     args.shared.show(&shown, screen::render)
 }

@@ -13,6 +13,7 @@
 //! | `scrape` | `lasthop metrics`, and a Prometheus that asks it |
 //! | `release` | newly built programs, and `lasthop run` that becomes one |
 //! | `raw` | descriptors written by hand |
+//! | `rivals` | two guests that have more for a third than that takes |
 //! | `bystanders` | two guests that exchange numbered frames and lose none |
 //! | `station` | raw frames on an interface outside |
 //! | `terminal` | a program on a pseudo-terminal |
@@ -34,6 +35,7 @@ mod pair;
 mod plug;
 pub mod raw;
 mod release;
+mod rivals;
 mod scrape;
 mod station;
 mod terminal;
@@ -51,6 +53,7 @@ pub use lasthop_harness::{Lasthop, Netns, Port, binary, proc, scratch, spawn, vs
 pub use pair::Pair;
 pub use plug::Plug;
 pub use release::{becomes, children, release, script, stays, upgrade_run};
+pub use rivals::Rivals;
 pub use scrape::{Exporter, Prometheus};
 pub use station::Station;
 pub use terminal::Terminal;

@@ -1,83 +1,34 @@
 //! A receiver that is slower than its senders, a guest or a network, is theirs by their weights.
 
-use lasthop_frame::VnetHdr;
-use lasthop_tests_process::{
-    Guest, Lasthop, Netns, Options, PATIENCE, Port, becomes, mac, number_of, numbered, release, scratch,
-};
+use lasthop_tests_process::{Guest, Lasthop, Netns, Options, Port, Rivals, becomes, mac, release, scratch};
 use lasthop_text::MacAddr;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Packets wait for seconds: so no sender loses what it has in its ring, however slow the machine makes a receiver.
 const WAIT: [&str; 2] = ["--congestion", "1000"];
-/// How often it is tried: a sender whose thread does not get to run for long loses its share of that time.
-const ROUNDS: usize = 8;
 
-/// Two senders that always have frames for one receiver.
-struct Rivals {
-    lasthop: Lasthop,
-    senders: [Guest; 2],
-    dir: tempfile::TempDir,
-    /// Bytes of each that have come.
-    came: [usize; 2],
+/// With ports `a`, `b` and `sink`.
+fn rivals(netns: Option<&Netns>, arguments: &[&str]) -> Rivals {
+    with_rings(netns, 1024, arguments)
 }
 
-impl Rivals {
-    /// With ports `a`, `b` and `sink`.
-    fn new(netns: Option<&Netns>, arguments: &[&str]) -> Self {
-        Self::with_rings(netns, 1024, arguments)
-    }
+/// With so many frames in a sender's ring.
+fn with_rings(netns: Option<&Netns>, size: u16, arguments: &[&str]) -> Rivals {
+    let dir = scratch();
+    let ports = ["a", "b", "sink"].map(|name| Port::listen(name, dir.path()));
+    let lasthop = Lasthop::start_in(netns, &ports, &[&WAIT, arguments].concat());
+    let options = Options::net(|n| n.size = size);
+    let senders = [0, 1].map(|n| Guest::connect(&ports[n].socket, mac(n as u8 + 1), options));
+    Rivals::new(lasthop, senders, dir)
+}
 
-    /// With so many frames in a sender's ring.
-    fn with_rings(netns: Option<&Netns>, size: u16, arguments: &[&str]) -> Self {
-        let dir = scratch();
-        let ports = ["a", "b", "sink"].map(|name| Port::listen(name, dir.path()));
-        let lasthop = Lasthop::start_in(netns, &ports, &[&WAIT, arguments].concat());
-        let options = Options::net(|n| n.size = size);
-        let senders = [0, 1].map(|n| Guest::connect(&ports[n].socket, mac(n as u8 + 1), options));
-        Self { lasthop, senders, dir, came: [0; 2] }
-    }
-
-    /// Both have frames of so many bytes in their rings, until `sink` has taken `most` bytes: 16 frames, and a `pause`.
-    fn play(&mut self, sink: &mut Guest, most: usize, pause: Duration, lens: [usize; 2]) {
-        let (mut came, end) = (0, Instant::now() + PATIENCE);
-        let frames = [0, 1].map(|n| numbered(self.senders[n].mac, sink.mac, 10, lens[n]));
-        while came < most {
-            assert!(Instant::now() < end, "{came} of {most} bytes came");
-            for (sender, frame) in self.senders.iter_mut().zip(&frames) {
-                while sender.try_send(VnetHdr::default(), frame) {}
-            }
-            let taken: Vec<_> = std::iter::from_fn(|| sink.try_recv()).take(16).collect();
-            assert!(taken.iter().all(|(_, frame)| number_of(frame) == Some(10)));
-            for (_, frame) in taken {
-                came += frame.len();
-                let from = self.senders.iter().position(|sender| frame[6..12] == sender.mac.0);
-                self.came[from.expect("one of them has sent it")] += frame.len();
-            }
-            std::thread::sleep(pause);
+fn check(rivals: &mut Rivals, sink: &mut Guest, most: usize, pause: Duration) {
+    for (weights, lens) in [([300, 100], [1000, 1000]), ([100, 100], [1400, 700]), ([100, 400], [1000, 1000])] {
+        for (port, weight) in ["a", "b"].into_iter().zip(weights) {
+            rivals.lasthop.command(&["port", "set", port, "--weight", &weight.to_string()]);
         }
-    }
-
-    fn check(&mut self, sink: &mut Guest, most: usize, pause: Duration) {
-        for (weights, lens) in [([300, 100], [1000, 1000]), ([100, 100], [1400, 700]), ([100, 400], [1000, 1000])] {
-            for (port, weight) in ["a", "b"].into_iter().zip(weights) {
-                self.lasthop.command(&["port", "set", port, "--weight", &weight.to_string()]);
-            }
-            let fair = f64::from(weights[0]) / f64::from(weights[0] + weights[1]);
-            self.share(sink, most, pause, lens, fair, &format!("weights {weights:?}"));
-        }
-    }
-
-    /// The first sender has this part of all, within a tenth of it.
-    fn share(&mut self, sink: &mut Guest, most: usize, pause: Duration, lens: [usize; 2], fair: f64, why: &str) {
-        let mut shares = Vec::new();
-        while shares.last().is_none_or(|share: &f64| (share / fair - 1.0).abs() > 0.1) {
-            assert!(shares.len() < ROUNDS, "{why}, bytes {lens:?}: {shares:.3?} of all, not {fair}");
-            self.play(sink, most / 4, pause, lens);
-            self.came = [0; 2];
-            self.play(sink, most, pause, lens);
-            let [a, b] = self.came.map(|bytes| bytes as f64);
-            shares.push(a / (a + b));
-        }
+        let fair = f64::from(weights[0]) / f64::from(weights[0] + weights[1]);
+        rivals.share(sink, most, pause, lens, fair, &format!("weights {weights:?}"));
     }
 }
 
@@ -85,13 +36,13 @@ impl Rivals {
 #[test]
 fn senders_of_a_slow_guest_get_shares_by_their_weights() {
     for arguments in [&["--helpers", "none"][..], &[]] {
-        let mut rivals = Rivals::new(None, arguments);
+        let mut rivals = rivals(None, arguments);
         let socket = rivals.dir.path().join("sink.sock");
         let mut sink = Guest::connect(&socket, mac(3), Options::net(|n| n.size = 64));
         let [a, b] = &mut rivals.senders;
         a.greet(&mut sink, 1);
         b.greet(&mut sink, 2);
-        rivals.check(&mut sink, 1_000_000, Duration::from_millis(1));
+        check(&mut rivals, &mut sink, 1_000_000, Duration::from_millis(1));
         rivals.lasthop.check_sums();
     }
 }
@@ -99,7 +50,7 @@ fn senders_of_a_slow_guest_get_shares_by_their_weights() {
 /// What priorities come to, the next program of `lasthop run` knows, and says so again when something else is set.
 #[test]
 fn a_priority_holds_under_another_program() {
-    let mut rivals = Rivals::new(None, &["--helpers", "none"]);
+    let mut rivals = rivals(None, &["--helpers", "none"]);
     let socket = rivals.dir.path().join("sink.sock");
     let mut sink = Guest::connect(&socket, mac(3), Options::net(|n| n.size = 64));
     let [a, b] = &mut rivals.senders;
@@ -138,7 +89,7 @@ fn senders_to_a_slow_network_get_shares_by_their_weights() {
     let port = Port::listen("outside", dir.path());
     let arguments = [&WAIT[..], &["--uplink", "net=v1,af_packet"]].concat();
     let outside = Lasthop::start_in(Some(&netns), std::slice::from_ref(&port), &arguments);
-    let mut rivals = Rivals::new(Some(&netns), &["--uplink", "net=v0,af_packet,queues=1", "--helpers", "none"]);
+    let mut rivals = rivals(Some(&netns), &["--uplink", "net=v0,af_packet,queues=1", "--helpers", "none"]);
     for lasthop in [&outside, &rivals.lasthop] {
         lasthop.wait_for_state("net", "up");
     }
@@ -147,7 +98,7 @@ fn senders_to_a_slow_network_get_shares_by_their_weights() {
     for (n, sender) in (1..).zip(&mut rivals.senders) {
         sender.greet_when_back(&mut sink, 100 * n);
     }
-    rivals.check(&mut sink, 4_000_000, Duration::from_micros(50));
+    check(&mut rivals, &mut sink, 4_000_000, Duration::from_micros(50));
 }
 
 /// An uplink that is to send 100 Mbit/s: one guest is to get 70 of them at least, and shares the other 30 with its rival and with `sink`, which sends
@@ -163,8 +114,7 @@ fn a_guest_gets_its_minimum_of_what_an_uplink_takes() {
     let arguments = [&WAIT[..], &["--uplink", "net=v1,af_packet"]].concat();
     let outside = Lasthop::start_in(Some(&netns), std::slice::from_ref(&port), &arguments);
     // Of more frames for a limited receiver those that it does not get are dropped, and not waited for; shares are rough then.
-    let mut rivals =
-        Rivals::with_rings(Some(&netns), 128, &["--uplink", "net=v0,af_packet,queues=1", "--helpers", "none"]);
+    let mut rivals = with_rings(Some(&netns), 128, &["--uplink", "net=v0,af_packet,queues=1", "--helpers", "none"]);
     for lasthop in [&outside, &rivals.lasthop] {
         lasthop.wait_for_state("net", "up");
     }

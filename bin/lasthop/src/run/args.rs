@@ -148,6 +148,18 @@ impl RunArgs {
         engines.tell(&mut settings, allowed);
         settings
     }
+
+    /// What else a device is told, as what is said of guests holds for those of devices too; one whose engines poll has no helpers.
+    pub fn for_device(&self, polls: bool) -> Vec<(&'static str, String)> {
+        let Scheduling { helpers, congestion, tx_batch, rx_batch, .. } = &self.scheduling;
+        let congestion = if congestion.0 == 0 { "off".into() } else { format!("{},{}", congestion.0, congestion.1) };
+        let mut all = vec![("--congestion", congestion)];
+        all.extend([("--tx-batch", tx_batch.to_string()), ("--rx-batch", rx_batch.to_string())]);
+        all.extend(self.max_guest_memory.map(|most| ("--max-guest-memory", most.to_string())));
+        let list = |Cpus(list): &Cpus| list.as_ref().map_or_else(|| "none".into(), ToString::to_string);
+        all.extend(helpers.as_ref().filter(|_| !polls).map(|helpers| ("--helpers", list(helpers))));
+        all
+    }
 }
 
 /// Bytes of memory that this host has, huge pages and swap included: no guest can have more of it.

@@ -154,6 +154,9 @@ impl Device {
         add("--device-rules", arg.rules.to_string().into());
         add("--watchdog", args.watchdog.to_string().into());
         add("--connections", args.connections.to_string().into());
+        for (option, value) in args.for_device(arg.engines.is_some()) {
+            add(option, value.into());
+        }
         if let Some(engines) = &arg.engines {
             // Said once and by its name, not by each start of a device.
             let allowed = allowed_cpus().map_err(Failed)?;

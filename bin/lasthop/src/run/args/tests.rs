@@ -125,6 +125,30 @@ fn a_device_has_rules_and_perhaps_engines() {
     }
 }
 
+/// What is said of guests is said of those of devices in words that they understand.
+#[test]
+fn a_device_is_told_what_is_said_of_guests() {
+    use clap::{Args, FromArgMatches};
+    let parse = |words: &[&str]| {
+        let command = RunArgs::augment_args(clap::Command::new("run").no_binary_name(true));
+        RunArgs::from_arg_matches(&command.get_matches_from(words)).unwrap()
+    };
+    for (words, told) in [
+        (&[][..], "--congestion 10,2 --tx-batch 125,64 --rx-batch 125,64"),
+        (&["--congestion", "off", "--tx-batch", "off"], "--congestion off --tx-batch off --rx-batch 125,64"),
+        (
+            &["--congestion", "1000", "--max-guest-memory", "64G", "--helpers", "none"],
+            "--congestion 1000,1000 --tx-batch 125,64 --rx-batch 125,64 --max-guest-memory 64G --helpers none",
+        ),
+    ] {
+        let said = parse(words).for_device(false);
+        let words: Vec<&str> = said.iter().flat_map(|(option, value)| [option, &**value]).collect();
+        assert_eq!(words.join(" "), told);
+        assert_eq!(parse(&words).for_device(false), said, "and says the same");
+    }
+    assert_eq!(parse(&["--helpers", "2-3"]).for_device(true).len(), 3, "one that polls has no helpers");
+}
+
 #[test]
 fn an_interface_is_not_taken_for_a_path() {
     for (text, right) in
