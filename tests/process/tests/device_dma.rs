@@ -438,6 +438,42 @@ fn a_stop_of_the_whole_process_is_no_hang_of_its_engine() {
     assert!(["a", "b"].iter().all(|port| site.port(port)["state"] == "up"));
 }
 
+/// The engine hangs where it has no copy under way: what it is asked for from then on is taken back, the processor makes it, and nobody loses anything.
+#[test]
+fn an_engine_that_hangs_in_its_sleep_loses_nothing() {
+    let site = Site::new("nic0,dma=on");
+    let (mut a, mut b) = site.two();
+    let (mut c, mut d) = (site.guest("c", 3), site.guest("d", 4));
+    c.greet_when_back(&mut d, 1);
+    a.send(&numbered(mac(1), mac(2), 5, LONGEST));
+    b.expect_number(5);
+    let process = site.process();
+    let engine = thread(process, "dma");
+    let sleeps = || {
+        let stat = std::fs::read_to_string(format!("/proc/{process}/task/{engine}/stat")).unwrap_or_default();
+        stat.contains(" (dma) S ")
+    };
+    wait_for("the engine to sleep", PATIENCE, sleeps);
+    ptrace::seize(engine, ptrace::Options::empty()).expect("root may");
+    ptrace::interrupt(engine).expect("it is ours");
+    waitpid(engine, Some(WaitPidFlag::__WALL)).expect("it stops");
+    let copies = site.dma("copies");
+    for n in 10..20 {
+        a.send(&numbered(mac(1), mac(2), n, LONGEST));
+        b.expect_number(n);
+    }
+    c.greet(&mut d, 2);
+    assert_eq!(site.stats()["table"]["dma"]["state"], "hangs");
+    assert_eq!((site.dma("lost"), site.dma("copies")), (0, copies), "{}", site.stats());
+    assert!(site.dma("taken_back") > 0, "{}", site.stats());
+    assert!(["a", "b", "c", "d"].iter().all(|port| site.port(port)["state"] == "up"));
+    // It goes on, and finds nothing to do.
+    ptrace::detach(engine, None).expect("it is stopped");
+    a.greet(&mut b, 30);
+    assert_eq!((site.process(), site.dma("copies")), (process, copies));
+    assert!(site.lasthop.stop(), "all processes end");
+}
+
 /// Beside a device without an engine, in turns. Where no CPU is idle the engine cannot gain anything.
 #[test]
 #[ignore = "measures; prints packets a second"]
