@@ -3,6 +3,7 @@
 use crate::SharedArgs;
 use crate::client::CliError;
 use crate::list::all_ports;
+use crate::settings::value_of;
 use crate::size::Size;
 use lasthop_api::Port;
 use std::path::PathBuf;
@@ -65,8 +66,7 @@ pub fn attach(args: &AttachArgs) -> Result<String, CliError> {
 /// An address for the machine: the first that the port lets through, if it is told which. Else one made of its name: the same for the same port name, and locally administered as QEMU's are. (Without one,
 /// every QEMU machine takes the same address.)
 fn mac(port: &Port) -> String {
-    let told = port.settings.iter().find(|setting| setting.name == "mac");
-    if let Some(first) = told.and_then(|setting| setting.value.split(',').next()) {
+    if let Some(first) = value_of(&port.settings, "mac").and_then(|told| told.split(',').next()) {
         return first.to_owned();
     }
     // FNV-1a.

@@ -23,6 +23,7 @@ mod report;
 mod run;
 mod set;
 mod settings;
+mod shares;
 mod show;
 mod size;
 mod stats;

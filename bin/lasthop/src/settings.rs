@@ -5,7 +5,7 @@ use crate::client::{CliError, Instance};
 use crate::declared::overruled;
 use clap::Args;
 use lasthop_api::{Field, PortChanged, SwitchProxy};
-use lasthop_policy::{ENGINE, PortSettings, STATIC_MAC, StaticMac};
+use lasthop_policy::{ENGINE, MIN_RATE, PortSettings, RATE_TO, Rate, STATIC_MAC, StaticMac};
 
 /// What a port is told to do. A value `none` takes a setting back.
 #[derive(Debug, Default, Args)]
@@ -131,8 +131,8 @@ impl SettingsArgs {
             ("no-dhcp-server", &self.no_dhcp_server),
             ("no-ra", &self.no_ra),
             ("rate-from", &self.rate_from),
-            ("rate-to", &self.rate_to),
-            ("min-rate", &self.min_rate),
+            (RATE_TO, &self.rate_to),
+            (MIN_RATE, &self.min_rate),
             ("storm", &self.storm),
             ("connections", &self.connections),
             ("nat-ports", &self.nat_ports),
@@ -151,6 +151,16 @@ impl SettingsArgs {
         let given = all.into_iter().filter_map(|(name, value)| Some((name, value.as_ref()?)));
         given.map(|(name, value)| Field { name: name.into(), value: value.clone() }).collect()
     }
+}
+
+/// What a setting is; `None` if nothing is set.
+pub fn value_of<'a>(settings: &'a [Field], name: &str) -> Option<&'a str> {
+    settings.iter().find(|setting| setting.name == name).map(|setting| setting.value.as_str())
+}
+
+/// Bits a second; `None` for a rate of packets, and for what is none.
+pub fn bits(rate: &str) -> Option<u64> {
+    rate.parse::<Rate>().ok()?.bits()
 }
 
 /// What a port is told, in a line.
@@ -176,7 +186,7 @@ pub fn set(name: &str, settings: &SettingsArgs, shared: &SharedArgs) -> Result<S
     }
     // What the port is told has no effect then.
     let mut of_ovs = None;
-    if fields.iter().any(|field| matches!(field.name.as_str(), "rate-from" | "rate-to")) {
+    if fields.iter().any(|field| matches!(field.name.as_str(), "rate-from" | RATE_TO)) {
         let rates = instance.ask(async |c| c.stats().await)?.deciders.unwrap_or_default().rates;
         of_ovs = rates.into_iter().find(|of| of.port == name);
     }

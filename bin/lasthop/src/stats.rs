@@ -5,8 +5,10 @@ mod open_vswitch;
 use crate::SharedArgs;
 use crate::client::CliError;
 use crate::list::{Figures, figures, not_carried};
+use crate::settings::value_of;
 use crate::table::{Align, Table, duration};
 use lasthop_api::{Denied, Drops, Field, LeftOut, Port, Replaced, SwitchStats, Totals, Uplink};
+use lasthop_policy::RATE_TO;
 use lasthop_text::counted;
 use lasthop_types::DROP_REASONS;
 use serde::Serialize;
@@ -285,11 +287,10 @@ fn drops(stats: &Stats, verbose: bool) -> Option<String> {
 fn limit(settings: &[Field], reason: &str) -> String {
     let name = match reason {
         "storm" => "storm",
-        "rate" => "rate-to",
+        "rate" => RATE_TO,
         _ => return String::new(),
     };
-    let set = settings.iter().find(|setting| setting.name == name);
-    set.map_or_else(String::new, |setting| format!(" ({name}={})", setting.value))
+    value_of(settings, name).map_or_else(String::new, |value| format!(" ({name}={value})"))
 }
 
 /// Whether the counters add up, what floods leave out, what VMs do, and processor time.

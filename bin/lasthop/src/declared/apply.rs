@@ -1,7 +1,6 @@
 //! `lasthop apply FILE`.
 
 use super::Declared;
-use super::minimums::MIN_RATE;
 use super::plan::{Change, Plan, Step, There};
 use crate::SharedArgs;
 use crate::acl::tell_text;
@@ -9,6 +8,7 @@ use crate::client::{CliError, Instance, collect};
 use crate::list::all_ports;
 use crate::set::{change, destroy, sets};
 use lasthop_api::{Field, SwitchProxy};
+use lasthop_policy::MIN_RATE;
 use lasthop_policy::acl::Scope;
 use serde::Serialize;
 use std::path::PathBuf;

@@ -2,8 +2,9 @@
 
 use super::{Declared, UplinkSettings, engines, lists, mirrors, sets};
 use crate::run::{FileOwner, PortArg, SavedUplink, check_uplink, meant_device};
+use lasthop_management_ipc::Settings;
 use lasthop_policy::acl::Scope;
-use lasthop_policy::{OF_UPLINKS, PortSettings, SETTINGS, STATIC_MAC, check_new_name};
+use lasthop_policy::{OF_UPLINKS, PortSettings, SETTINGS, check_new_name};
 use std::collections::HashMap;
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
@@ -220,14 +221,23 @@ fn parsed<T: std::str::FromStr<Err: Display>>(of: &mut Fields, name: &str) -> Re
     text.map(|text| text.parse().map_err(|e| of.wrong(name, e))).transpose()
 }
 
-/// All settings: those that the file does not name are taken back.
-fn settings(of: &mut Fields) -> Result<Vec<(String, String)>, String> {
+/// Those of these settings that the file names, as it says them.
+fn given_of(names: &[&str], of: &mut Fields) -> Result<Settings, String> {
     let mut given = Vec::new();
-    for name in SETTINGS {
+    for name in names {
         given.extend(of.words(name, ",")?.map(|value| ((*name).to_owned(), value)));
     }
-    let pairs = given.iter().map(|(name, value)| (name.as_str(), value.as_str()));
-    PortSettings::default().change(pairs).map_err(|e| format!("{} {e}", of.at))?;
+    Ok(given)
+}
+
+fn pairs_of(settings: &Settings) -> impl Iterator<Item = (&str, &str)> {
+    settings.iter().map(|(name, value)| (name.as_str(), value.as_str()))
+}
+
+/// All settings: those that the file does not name are taken back.
+fn settings(of: &mut Fields) -> Result<Settings, String> {
+    let given = given_of(SETTINGS, of)?;
+    PortSettings::default().change(pairs_of(&given)).map_err(|e| format!("{} {e}", of.at))?;
     let others = SETTINGS.iter().filter(|name| !given.iter().any(|(given, _)| given == *name));
     let taken_back: Vec<_> = others.map(|name| ((*name).to_owned(), "none".to_owned())).collect();
     Ok(given.into_iter().chain(taken_back).collect())
@@ -253,9 +263,8 @@ fn interface(name: String, device: String, of: &mut Fields) -> Result<SavedUplin
 }
 
 fn uplink_settings(uplink: String, of: &mut Fields) -> Result<UplinkSettings, String> {
-    let given = [("rate-to", of.text("rate-to")?), (STATIC_MAC, of.words(STATIC_MAC, ",")?)];
-    let pairs = given.iter().filter_map(|(name, value)| Some((*name, value.as_deref()?)));
-    let set = PortSettings::default().change(pairs).map_err(|e| format!("{} {e}", of.at))?.values();
+    let given = given_of(OF_UPLINKS, of)?;
+    let set = PortSettings::default().change(pairs_of(&given)).map_err(|e| format!("{} {e}", of.at))?.values();
     let value = |name: &str| set.iter().find(|(n, _)| *n == name).map_or_else(|| "none".to_owned(), |(_, v)| v.clone());
     let settings = OF_UPLINKS.iter().map(|name| ((*name).to_owned(), value(name))).collect();
     Ok(UplinkSettings { uplink, settings })

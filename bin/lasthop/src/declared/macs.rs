@@ -1,7 +1,7 @@
 //! Static addresses of the declarative file: each can be at one port or uplink only.
 
 use super::Declared;
-use super::minimums::value_of;
+use super::minimums::value_there;
 use super::plan::{Plan, Step, There};
 use lasthop_api::Field;
 use lasthop_policy::{PortSettings, STATIC_MAC};
@@ -44,8 +44,7 @@ impl<'a> Plan<'a> {
             let Some((name, _)) = wanted.iter().find(|(name, _)| *name == port.name) else { continue };
             let elsewhere: BTreeSet<_> =
                 wanted.iter().filter(|(other, _)| other != name).flat_map(|(_, of)| of.static_addresses()).collect();
-            let pairs = port.settings.iter().map(|f| (f.name.as_str(), f.value.as_str()));
-            let is = PortSettings::default().change(pairs).unwrap_or_default();
+            let is = crate::shares::settings_of(port);
             let goes =
                 |(n, _): &(usize, _)| is.static_addresses().nth(*n).is_some_and(|address| elsewhere.contains(&address));
             let entries = is.static_macs.iter().enumerate();
@@ -55,7 +54,7 @@ impl<'a> Plan<'a> {
             }
             let stay = stay.into_iter().map(|(_, entry)| entry.to_string()).collect::<Vec<_>>().join(",");
             let value = if stay.is_empty() { "none".to_owned() } else { stay };
-            let told = format!("~ port {name}: {STATIC_MAC} {} -> {value}", value_of(&port.settings, STATIC_MAC));
+            let told = format!("~ port {name}: {STATIC_MAC} {} -> {value}", value_there(&port.settings, STATIC_MAC));
             port.settings.retain(|f| f.name != STATIC_MAC);
             if value != "none" {
                 port.settings.push(Field { name: STATIC_MAC.into(), value: value.clone() });

@@ -3,36 +3,31 @@
 
 use super::Declared;
 use super::plan::{Plan, Step, There, settings_of};
+use crate::settings::{bits, value_of};
 use lasthop_api::{Field, Port};
-use lasthop_policy::{Rate, Unit};
+use lasthop_management_ipc::Settings;
+use lasthop_policy::{MIN_RATE, RATE_TO, Rate};
 use std::collections::BTreeSet;
 
-/// The setting.
-pub(super) const MIN_RATE: &str = "min-rate";
-const RATE_TO: &str = "rate-to";
-
-/// What a setting is; `none` if nothing is set.
-pub(super) fn value_of<'a>(settings: &'a [Field], name: &str) -> &'a str {
-    settings.iter().find(|f| f.name == name).map_or("none", |f| f.value.as_str())
+/// What a setting of a running port is; `none` if nothing is set.
+pub(super) fn value_there<'a>(settings: &'a [Field], name: &str) -> &'a str {
+    value_of(settings, name).unwrap_or("none")
 }
 
-/// Bits a second; `None` for anything else.
-fn bits(value: &str) -> Option<u64> {
-    value.parse::<Rate>().ok().filter(|rate| rate.unit == Unit::Bits).map(|rate| rate.rate)
+/// The same of what a file says.
+pub(super) fn value_in<'a>(settings: &'a Settings, name: &str) -> &'a str {
+    settings.iter().find(|(of, _)| of == name).map_or("none", |(_, value)| value)
 }
 
 impl Declared {
     /// Whether all minimum rates together are no more than each uplink takes, as far as the file says what that is.
     pub(super) fn check_minimums(&self) -> Result<(), String> {
-        let least = |settings: &[(String, String)]| {
-            settings.iter().find(|(name, _)| name == MIN_RATE).and_then(|(_, v)| bits(v))
-        };
-        let wanted: u64 = self.ports.iter().filter_map(|port| least(&port.settings)).sum();
+        let least = self.ports.iter().filter_map(|port| bits(value_in(&port.settings, MIN_RATE)));
+        let wanted = least.fold(0, u64::saturating_add);
         for of in &self.uplink_settings {
-            let takes =
-                of.settings.iter().find(|(name, _)| name == RATE_TO).map_or("none", |(_, value)| value.as_str());
+            let takes = value_in(&of.settings, RATE_TO);
             if bits(takes).is_some_and(|takes| takes < wanted) {
-                let wanted = Rate { unit: Unit::Bits, rate: wanted, burst: None };
+                let wanted = Rate::of_bits(wanted);
                 return Err(format!(
                     "[uplink.{}]: {RATE_TO} = {takes:?}, and ports are to get {wanted} of it at least ({MIN_RATE}); raise the one or lower the others",
                     of.uplink
@@ -61,7 +56,7 @@ impl<'a> Plan<'a> {
     ) {
         for port in &declared.ports {
             let is_there = |p: &&Port| p.name == port.name && !replaced.contains(&p.name);
-            let is = there.ports.iter().find(is_there).map_or("none", |port| value_of(&port.settings, MIN_RATE));
+            let is = there.ports.iter().find(is_there).map_or("none", |port| value_there(&port.settings, MIN_RATE));
             let wanted = settings_of(port).into_iter().find(|(name, _)| *name == MIN_RATE);
             let wanted = wanted.map_or_else(|| "none".to_owned(), |(_, value)| value);
             if now(is, &wanted) {
@@ -76,7 +71,7 @@ impl<'a> Plan<'a> {
         for of in &declared.uplink_settings {
             let port = there.ports.iter().find(|p| p.name == of.uplink && !replaced.contains(&p.name));
             for (name, value) in &of.settings {
-                let is = port.map_or("none", |port| value_of(&port.settings, name));
+                let is = port.map_or("none", |port| value_there(&port.settings, name));
                 if is != value {
                     let told = format!("~ uplink {}: {name} {is} -> {value}", of.uplink);
                     let field = Field { name: name.clone(), value: value.clone() };

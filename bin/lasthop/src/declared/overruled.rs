@@ -1,6 +1,7 @@
 //! What a command changes now and the file of `lasthop run --config` takes back at the next start: said to whoever changes it.
 
 use super::Declared;
+use super::minimums::{value_in, value_there};
 use lasthop_api::Field;
 use std::path::{Path, PathBuf};
 
@@ -32,8 +33,7 @@ fn lines(declared: &Declared, port: &str, told: &[Field], changed: &[Field]) -> 
     let mut all = ports.chain(declared.uplink_settings.iter().map(|of| (&of.uplink, &of.settings)));
     let Some((_, of_file)) = all.find(|(name, _)| *name == port) else { return Vec::new() };
     let line = |name: &str| {
-        let file = of_file.iter().find(|(n, _)| n == name).map_or("none", |(_, value)| value);
-        let now = told.iter().find(|field| field.name == name).map_or("none", |field| &field.value);
+        let (file, now) = (value_in(of_file, name), value_there(told, name));
         let says = if file == "none" {
             format!("says no {name} for port {port}")
         } else {

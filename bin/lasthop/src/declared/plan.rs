@@ -1,11 +1,11 @@
 //! What has to change so that a running lasthop is as a file says.
 
-use super::minimums::{MIN_RATE, value_of};
+use super::minimums::value_there;
 use super::{Declared, DeclaredEngines, DeclaredLists};
 use crate::run::{PACKET_PORT, PortArg, SavedUplink};
 use lasthop_api::{AclRule, AddressSet, EngineList, Field, Port, Uplink};
 use lasthop_policy::acl::{Book, Direction, Scope};
-use lasthop_policy::{Mirror, OF_SWITCH, OF_SWITCH_WORDS, PortSettings, QUEUE_OF};
+use lasthop_policy::{MIN_RATE, Mirror, OF_SWITCH, OF_SWITCH_WORDS, PortSettings, QUEUE_OF};
 use lasthop_uplink_ipc::UplinkDriver;
 use std::collections::BTreeSet;
 
@@ -214,7 +214,7 @@ impl<'a> Plan<'a> {
 
     fn set_port(&mut self, port: &'a PortArg, there: &Port, is_meant: impl Fn(&str) -> bool) {
         let wanted = settings_of(port);
-        let is = |name: &str| value_of(&there.settings, name);
+        let is = |name: &str| value_there(&there.settings, name);
         let (mut changes, mut told) = (Vec::new(), Vec::new());
         for name in lasthop_policy::SETTINGS.iter().filter(|name| **name != MIN_RATE && is_meant(name)) {
             let value = wanted.iter().find(|(n, _)| n == name).map_or("none", |(_, value)| value.as_str());

@@ -15,7 +15,7 @@
 //! | `service` | what a service manager is told |
 //! | `settings` | settings of ports: kept, and sent to control and switch |
 //! | `settings_text` | the same as options and arguments |
-//! | `weights` | priorities and minimum rates, as the shares that the switch knows |
+//! | `weights` | the switch is told the shares that settings come to |
 //! | `queue_owners` | ports that have a queue of their own at an uplink |
 //! | `port` | one port: its listener or its attempts to connect, and who is connected |
 //! | `child` | one child process: start, channel |

@@ -24,6 +24,7 @@ use super::store::Store;
 use super::switch_log::SwitchLog;
 use super::upgrade::{Asked, Upgrade};
 use super::uplink::{Switch, Uplink};
+use super::weights::Unkept;
 use super::{RunError, RunError::Failed};
 use super::{dma, walk};
 use lasthop_hostview::HostMonitor;
@@ -119,8 +120,9 @@ pub struct Supervisor {
     pub(super) store: Store,
     /// What ports are told to do, by name.
     pub(super) settings: BTreeMap<String, PortSettings>,
-    /// Shares of ports by number, as long as some have a priority.
+    /// Shares of ports by number, as long as some have a priority or a minimum rate.
     pub(super) weights: BTreeMap<u32, u32>,
+    pub(super) unkept: Unkept,
     /// Addresses behind ports that have queues of their own, as control knows them.
     pub(super) stations: BTreeMap<u32, Vec<VlanMac>>,
     /// What Open vSwitch lets come from ports and go there, by name, where that is not what they are told.
@@ -281,6 +283,7 @@ impl Supervisor {
             store: setup.store,
             settings: setup.settings,
             weights: BTreeMap::new(),
+            unkept: Unkept::default(),
             stations: BTreeMap::new(),
             limited: BTreeMap::new(),
             mirrors: setup.mirrors,
@@ -329,6 +332,7 @@ impl Supervisor {
             self.cgroup_accounting.iter_mut().for_each(|cgroup_accounting| cgroup_accounting.step(now));
             self.step_switch_log(now);
             self.step_segments(now);
+            self.warn_of_minimums();
             self.step_representors();
             self.step_uplinks(now);
             self.step_announcements(now);

@@ -33,7 +33,27 @@ const LEAST_BITS: u64 = 1514 * 8;
 const MOST: u64 = 1_000_000_000_000;
 
 impl Rate {
-    pub(crate) const ANY: Self = Self { unit: Unit::Bits, rate: 1, burst: None };
+    pub(crate) const ANY: Self = Self::of_bits(1);
+
+    /// So many bits a second.
+    pub const fn of_bits(rate: u64) -> Self {
+        Self { unit: Unit::Bits, rate, burst: None }
+    }
+
+    /// Bits a second; `None` if packets are counted.
+    pub fn bits(&self) -> Option<u64> {
+        (self.unit == Unit::Bits).then_some(self.rate)
+    }
+
+    /// One of which others are parts, or a part: bits a second and no burst. The error does not speak of what cannot be written here.
+    pub(crate) fn of_bits_alone(text: &str) -> Result<Self, String> {
+        match text.parse() {
+            Ok(Self { unit: Unit::Packets, .. }) => Err(format!("packets say nothing of bits; {BITS_ALONE}")),
+            Ok(Self { burst: Some(_), .. }) => Err(format!("a part has no burst; {BITS_ALONE}")),
+            Ok(rate) => Ok(rate),
+            Err(e) => Err(e.strip_suffix(EXPECTED).map(|what| format!("{what}{BITS_ALONE}")).unwrap_or(e)),
+        }
+    }
 
     /// Bytes a second, or packets.
     pub fn per_second(&self) -> u64 {
@@ -57,6 +77,8 @@ impl Rate {
 }
 
 const EXPECTED: &str = "write bits a second such as 500k, 100M or 1.5G, or packets such as 20kpps, and perhaps ':' and how many bytes (or packets) may come at once, such as 100M:256K";
+
+const BITS_ALONE: &str = "write bits a second alone, such as 500k, 100M or 1.5G";
 
 impl FromStr for Rate {
     type Err = String;

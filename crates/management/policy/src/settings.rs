@@ -89,8 +89,8 @@ pub const SETTINGS: &[&str] = &[
     "no-dhcp-server",
     "no-ra",
     "rate-from",
-    "rate-to",
-    "min-rate",
+    RATE_TO,
+    MIN_RATE,
     "storm",
     "connections",
     "nat-ports",
@@ -108,10 +108,15 @@ pub const SETTINGS: &[&str] = &[
 ];
 
 /// Those of them that the switch carries out by itself: they hold whoever decides about packets.
-pub const OF_SWITCH: &[&str] =
-    &["rate-from", "rate-to", "min-rate", "weight", "priority", ENGINE, "tx-batch", "rx-batch"];
+pub const OF_SWITCH: &[&str] = &["rate-from", RATE_TO, MIN_RATE, "weight", "priority", ENGINE, "tx-batch", "rx-batch"];
 /// The same in words.
 pub const OF_SWITCH_WORDS: &str = "rates, weight, priority, engine and batching";
+
+/// What a port's guest may get; of an uplink, what it takes.
+pub const RATE_TO: &str = "rate-to";
+
+/// What a port gets of each uplink at least.
+pub const MIN_RATE: &str = "min-rate";
 
 /// Which of the engines that poll a port's rings are polled by.
 pub const ENGINE: &str = "engine";
@@ -120,7 +125,7 @@ pub const ENGINE: &str = "engine";
 pub const STATIC_MAC: &str = "static-mac";
 
 /// The settings that uplinks have, too.
-pub const OF_UPLINKS: &[&str] = &["rate-to", STATIC_MAC];
+pub const OF_UPLINKS: &[&str] = &[RATE_TO, STATIC_MAC];
 
 /// The one that needs an uplink with room for it.
 pub const QUEUE_OF: &str = "queue-of";
@@ -166,8 +171,8 @@ impl PortSettings {
             "no-dhcp-server" => self.no_dhcp_server = on(value)?,
             "no-ra" => self.no_ra = on(value)?,
             "rate-from" => self.rate_from = rate(value)?,
-            "rate-to" => self.rate_to = rate(value)?,
-            "min-rate" => self.min_rate = min_rate(value)?,
+            RATE_TO => self.rate_to = rate(value)?,
+            MIN_RATE => self.min_rate = min_rate(value)?,
             "storm" => self.storm = rate(value)?,
             "connections" => self.connections = if is_none(value) { None } else { Some(connections(value)?) },
             "nat-ports" => self.nat_ports = if is_none(value) { None } else { Some(nat_ports(value)?) },
@@ -416,14 +421,8 @@ fn rate(value: &str) -> Result<Option<Rate>, String> {
     if is_none(value) { Ok(None) } else { value.parse().map(Some).map_err(|e| format!("{e}, {OR_NONE}")) }
 }
 
-/// Bits alone, and nothing at once: it is a share.
 fn min_rate(value: &str) -> Result<Option<Rate>, String> {
-    match rate(value)? {
-        Some(Rate { unit: Unit::Packets, .. } | Rate { burst: Some(_), .. }) => {
-            Err(format!("write bits a second alone, such as 100M, {OR_NONE}"))
-        }
-        rate => Ok(rate),
-    }
+    if is_none(value) { Ok(None) } else { Rate::of_bits_alone(value).map(Some).map_err(|e| format!("{e}, {OR_NONE}")) }
 }
 
 /// `off` is a value here.
