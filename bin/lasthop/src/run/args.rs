@@ -12,7 +12,7 @@ use lasthop_api::Bus;
 use lasthop_ipc::SwitchSettings;
 use lasthop_log::Format;
 use lasthop_management_ipc::Settings;
-use lasthop_policy::{Batch, CONNECTIONS, CONNECTIONS_RANGE, SETTINGS, check_name, check_new_name};
+use lasthop_policy::{Batch, CONNECTIONS, CONNECTIONS_RANGE, OF_UPLINKS, SETTINGS, check_name, check_new_name};
 use lasthop_sys::{CpuList, ParseCpusError};
 use lasthop_uplink_ipc::UplinkDriver;
 use std::path::PathBuf;
@@ -72,9 +72,10 @@ pub struct RunArgs {
     /// that does not exist is made. Without: tap if it is a TAP device, else af_packet.
     /// gro=off: af_xdp does not make one packet of TCP segments or UDP datagrams. spare: a second process stands by to take over.
     /// Of several on one network segment the first carries; another takes over, and announces the VMs' addresses, when it is away.
-    /// vlans: the VLANs that it carries, like vlans=untagged:10:20-30; all without. May be repeated
-    #[arg(long = "uplink", value_name = "NAME=DEVICE[,driver=DRIVER][,queues=N][,nice=N][,gro=off][,spare][,vlans=LIST]", value_parser = parse_uplink)]
-    pub uplinks: Vec<SavedUplink>,
+    /// vlans: the VLANs that it carries, like vlans=untagged:10:20-30; all without.
+    /// SETTING: as of `lasthop port set` of an uplink: rate-to=950M, or static-mac=MAC once for each address. May be repeated
+    #[arg(long = "uplink", value_name = "NAME=DEVICE[,driver=DRIVER][,queues=N][,nice=N][,gro=off][,spare][,vlans=LIST][,SETTING=VALUE]", value_parser = parse_uplink_arg)]
+    pub uplinks: Vec<UplinkArg>,
     /// How lines of the log are written: text, json (an object a line), or journald (a priority in front and no time, as journald reads standard
     /// error) [default: text]
     #[arg(long, value_name = "FORMAT", value_parser = log_formats())]
@@ -302,6 +303,15 @@ pub struct PortArg {
     pub of_device: Option<(String, String)>,
 }
 
+/// One `--uplink`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UplinkArg {
+    /// What it is; checked.
+    pub spec: SavedUplink,
+    /// What it is told; checked.
+    pub settings: Settings,
+}
+
 /// One `--device`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceArg {
@@ -388,7 +398,7 @@ pub(super) fn parse_port(text: &str) -> Result<PortArg, String> {
 fn parse_own_port(text: &str) -> Result<PortArg, String> {
     let (name, rest) = text.split_once('=').ok_or("no '='; write NAME=PATH or NAME=PATH,client")?;
     check_new_name(name)?;
-    let (rest, settings) = take_settings(rest)?;
+    let (rest, settings) = take_settings(rest, SETTINGS)?;
     if let Some(device) = rest.strip_prefix("device:") {
         let device = parse_uplink(&format!("{name}={device}"))?;
         if device.vlans.is_some() {
@@ -519,6 +529,11 @@ pub fn check_uplink(uplink: &SavedUplink) -> Result<(), String> {
     Ok(())
 }
 
+fn parse_uplink_arg(text: &str) -> Result<UplinkArg, String> {
+    let (text, settings) = take_settings(text, OF_UPLINKS)?;
+    Ok(UplinkArg { spec: parse_uplink(&text)?, settings })
+}
+
 fn parse_uplink(text: &str) -> Result<SavedUplink, String> {
     let (name, rest) = text.split_once('=').ok_or("no '='; write NAME=DEVICE or NAME=DEVICE,DRIVER")?;
     let mut words = rest.split(',');
@@ -558,7 +573,8 @@ fn parse_uplink(text: &str) -> Result<SavedUplink, String> {
             Some(("gro", _)) => return Err(format!("{word}: write gro=on or gro=off")),
             Some(_) => {
                 return Err(format!(
-                    "unknown option {word:?}; there are driver=NAME, queues=N, nice=N, gro=off, spare and vlans=LIST"
+                    "unknown option {word:?}; there are driver=NAME, queues=N, nice=N, gro=off, spare, vlans=LIST, and of an uplink {}",
+                    OF_UPLINKS.join(" and ")
                 ));
             }
         }

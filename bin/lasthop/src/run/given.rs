@@ -17,6 +17,8 @@ pub struct Given {
     pub ports: Vec<PortArg>,
     /// Uplinks.
     pub uplinks: Vec<SavedUplink>,
+    /// What uplinks of the command line are told there, by name.
+    of_uplinks: Vec<(String, Settings)>,
     /// What the file says; nothing without one.
     file: Declared,
 }
@@ -28,7 +30,7 @@ impl Given {
         let in_file = file.names();
         let ports = args.ports.iter().map(|port| ("--port", &port.name));
         if let Some((option, name)) = ports
-            .chain(args.uplinks.iter().map(|uplink| ("--uplink", &uplink.name)))
+            .chain(args.uplinks.iter().map(|uplink| ("--uplink", &uplink.spec.name)))
             .chain(args.devices.iter().filter(|device| device.cable).map(|device| ("--device", &device.name)))
             .find(|(_, name)| in_file.contains(name.as_str()))
         {
@@ -36,7 +38,8 @@ impl Given {
         }
         Ok(Self {
             ports: own_ports(&args.ports).chain(&file.ports).cloned().chain(cable_ports(args)).collect(),
-            uplinks: args.uplinks.iter().chain(&file.uplinks).cloned().collect(),
+            uplinks: args.uplinks.iter().map(|uplink| &uplink.spec).chain(&file.uplinks).cloned().collect(),
+            of_uplinks: args.uplinks.iter().map(|uplink| (uplink.spec.name.clone(), uplink.settings.clone())).collect(),
             file,
         })
     }
@@ -72,7 +75,8 @@ impl Given {
     pub fn settings(&self) -> Vec<(String, Settings)> {
         let ports = self.ports.iter().filter(|port| !port.settings.is_empty());
         let uplinks = self.file.uplink_settings.iter().map(|of| (of.uplink.clone(), of.settings.clone()));
-        ports.map(|port| (port.name.clone(), port.settings.clone())).chain(uplinks).collect()
+        let of_uplinks = self.of_uplinks.iter().filter(|(_, settings)| !settings.is_empty()).cloned();
+        ports.map(|port| (port.name.clone(), port.settings.clone())).chain(uplinks).chain(of_uplinks).collect()
     }
 
     /// Adds the file's mirrors to those remembered; whether these are to be other ones from now on.

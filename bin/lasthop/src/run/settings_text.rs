@@ -1,7 +1,7 @@
 //! Settings of ports as text: options of `--port`, arguments of `lasthop port set`. What they mean is policy's.
 
 use lasthop_management_ipc::Settings;
-use lasthop_policy::{FLAGS, PortSettings, SETTINGS};
+use lasthop_policy::{FLAGS, PortSettings};
 
 /// The settings after these changes. `before` is `None`: changes of the default.
 pub fn changed(before: Option<&PortSettings>, changes: &Settings) -> Result<PortSettings, String> {
@@ -9,10 +9,10 @@ pub fn changed(before: Option<&PortSettings>, changes: &Settings) -> Result<Port
     before.cloned().unwrap_or_default().change(changes)
 }
 
-/// Options of a `--port` that are settings (`lasthop port set`), and the text without them. A list has an option for each of its
+/// Options of a `--port` or an `--uplink` that are settings of these names (`lasthop port set`), and the text without them. A list has an option for each of its
 /// members, since commas separate options, or ':' between VLANs.
-pub fn take_settings(text: &str) -> Result<(String, Settings), String> {
-    let name = |word: &&str| SETTINGS.contains(&word.split_once('=').map_or(*word, |(name, _)| name));
+pub fn take_settings(text: &str, names: &[&str]) -> Result<(String, Settings), String> {
+    let name = |word: &&str| names.contains(&word.split_once('=').map_or(*word, |(name, _)| name));
     let (settings, rest): (Vec<&str>, Vec<&str>) = text.split(',').partition(name);
     let pair = |word: &str| match word.split_once('=') {
         Some((name, value)) => Ok((name.to_owned(), value.to_owned())),

@@ -174,6 +174,24 @@ fn words_of_access_lists_name_no_new_port() {
 }
 
 #[test]
+fn settings_of_uplinks_are_among_the_options() {
+    let settings = |text: &str| parse_uplink_arg(text).map(|uplink| (uplink.spec.device, uplink.settings));
+    let set = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+    let mac = "52:54:00:00:00:01";
+    let wanted = vec![set("rate-to", "950M"), set("static-mac", mac)];
+    assert_eq!(
+        settings(&format!("net=eth1,rate-to=950M,spare,static-mac={mac},driver=tap")),
+        Ok(("eth1".into(), wanted))
+    );
+    assert_eq!(settings("net=eth1"), Ok(("eth1".into(), vec![])));
+    for (bad, said) in
+        [("rate-to=fast", "is no rate"), ("rate-to", "write rate-to=RATE"), ("weight=5", "rate-to and static-mac")]
+    {
+        assert!(settings(&format!("net=eth1,{bad}")).is_err_and(|e| e.contains(said)), "{bad}");
+    }
+}
+
+#[test]
 fn uplink_is_name_device_and_perhaps_how() {
     let uplink = |driver: Option<&str>, queues| {
         let driver = driver.map(Into::into);
