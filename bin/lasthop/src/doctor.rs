@@ -13,6 +13,7 @@
 //! | `interface` | uplinks and devices that are guests: cables, segments, MTUs |
 //! | `rules` | what somebody has told ports and lists: denials, forged addresses, VLANs, cables that are pulled |
 //! | `load` | rates, receivers, mirrors |
+//! | `minimums` | minimum rates, and what uplinks take |
 //! | `tables` | addresses used twice, tables that are full |
 //! | `translation` | guests with an IOMMU of their own: pages that are not answered, not granted, or stale |
 //! | `moves` | guests on their way to another host, which is no fault |
@@ -27,6 +28,7 @@ mod finding;
 mod front_end;
 mod interface;
 mod load;
+mod minimums;
 mod moves;
 mod open_vswitch;
 mod processes;
@@ -45,7 +47,7 @@ use lasthop_api::SwitchProxy;
 use lasthop_text::counted;
 use serde::Serialize;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
@@ -81,6 +83,7 @@ pub fn doctor(args: &DoctorArgs) -> Result<(String, bool), CliError> {
     let mut instance = args.shared.instance()?;
     let run_dir = &args.shared.run_dir;
     let before = if args.since_start { Seen::default() } else { look(&mut instance, run_dir)? };
+    let begun = Instant::now();
     if let Some(port) = &args.port
         && !args.since_start
         && !before.ports.iter().any(|p| p.name == *port)
@@ -91,6 +94,7 @@ pub fn doctor(args: &DoctorArgs) -> Result<(String, bool), CliError> {
         std::thread::sleep(Duration::from_secs(args.seconds));
     }
     let mut now = look(&mut instance, run_dir)?;
+    let seconds = (!args.since_start).then(|| begun.elapsed().as_secs_f64());
     crate::device::ask_all(&mut now.devices, run_dir, PATIENCE);
     for device in &mut now.devices {
         device.cable = crate::device::cable_process(run_dir, &device.name);
@@ -99,7 +103,7 @@ pub fn doctor(args: &DoctorArgs) -> Result<(String, bool), CliError> {
         return Err(no_such(&now, port));
     }
     let run_dir = run_dir.display().to_string();
-    let facts = Facts { before: &before, now: &now, run_dir: &run_dir, named: args.port.as_deref() };
+    let facts = Facts { before: &before, now: &now, seconds, run_dir: &run_dir, named: args.port.as_deref() };
     let report = report(&facts);
     let found = !report.findings.is_empty();
     let how_long = if args.since_start { None } else { Some(args.seconds) };
@@ -140,6 +144,7 @@ fn report(facts: &Facts<'_>) -> Report {
         rules::findings(facts),
         tables::findings(facts),
         load::findings(facts),
+        minimums::findings(facts),
     ];
     let concerns = |finding: &Finding| facts.named.is_none_or(|port| finding.concerns(port, facts));
     let findings = families.into_iter().flatten().filter(concerns).collect();

@@ -1,7 +1,9 @@
 //! Both looks, and what rose between them.
 
 use crate::device::Found;
+use crate::settings::value_of;
 use lasthop_api::{ConntrackStats, Drops, EngineList, Mirror, Port, SwitchStats, Uplink};
+use lasthop_policy::RATE_TO;
 use lasthop_text::counted;
 
 /// What is this old, in ms, is not told as something that goes on: a guest asks for an address about so often.
@@ -39,6 +41,8 @@ pub enum Way {
 pub struct Facts<'a> {
     pub before: &'a Seen,
     pub now: &'a Seen,
+    /// How long they are apart; `None` if there was one look.
+    pub seconds: Option<f64>,
     pub run_dir: &'a str,
     /// The port that is asked for.
     pub named: Option<&'a str>,
@@ -119,7 +123,7 @@ impl<'a> Facts<'a> {
         let of = self.now.switch.deciders.as_ref()?.rates.iter().find(|of| of.port == port.name)?;
         match setting {
             "rate-from" => of.from.as_deref(),
-            "rate-to" => of.to.as_deref(),
+            RATE_TO => of.to.as_deref(),
             _ => None,
         }
     }
@@ -162,7 +166,7 @@ pub fn quoted(word: &str) -> String {
 
 /// What a port is told, by the setting's name.
 pub fn setting<'a>(port: &'a Port, name: &str) -> Option<&'a str> {
-    port.settings.iter().find(|setting| setting.name == name).map(|setting| &*setting.value)
+    value_of(&port.settings, name)
 }
 
 #[cfg(test)]
@@ -189,7 +193,7 @@ pub mod testutil {
     }
 
     pub fn facts<'a>(before: &'a Seen, now: &'a Seen) -> Facts<'a> {
-        Facts { before, now, run_dir: "/run/lasthop", named: None }
+        Facts { before, now, seconds: None, run_dir: "/run/lasthop", named: None }
     }
 
     pub fn seen(ports: &[Port]) -> Seen {

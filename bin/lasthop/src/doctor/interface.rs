@@ -1,6 +1,6 @@
 //! Uplinks and devices that are guests: cables, segments, MTUs, and what their processes lose.
 
-use super::facts::{Facts, Way, quoted};
+use super::facts::{Facts, Way, quoted, setting};
 use super::finding::Finding;
 use lasthop_api::{Port, Uplink};
 use lasthop_policy::QueueOf;
@@ -46,8 +46,7 @@ pub fn findings(facts: &Facts<'_>) -> Vec<Finding> {
 /// Ports that are to have a queue of their own at an uplink, and have none there.
 fn without_queues<'a>(facts: &'a Facts<'_>) -> impl Iterator<Item = Finding> + 'a {
     facts.now.ports.iter().filter_map(|port| {
-        let wanted = &port.settings.iter().find(|set| set.name == lasthop_policy::QUEUE_OF)?.value;
-        let net = wanted.parse::<QueueOf>().ok()?.uplink;
+        let net = setting(port, lasthop_policy::QUEUE_OF)?.parse::<QueueOf>().ok()?.uplink;
         let uplink = facts.now.interfaces.iter().find(|interface| interface.name == net && !interface.guest);
         let remedy = match uplink {
             Some(uplink) if uplink.guest_queues.iter().any(|queue| queue.port.as_ref() == Some(&port.name)) => return None,

@@ -1,54 +1,22 @@
-//! Rates that drop, minimum rates that cannot be kept, and mirrors that lose.
+//! Rates that drop, and mirrors that lose.
 
 use super::facts::{Facts, Way, setting};
 use super::finding::Finding;
+use super::minimums;
 use lasthop_api::{Mirror, Port};
-use lasthop_policy::{Rate, Unit};
+use lasthop_policy::{RATE_TO, Rate};
 use lasthop_text::counted;
 
 pub fn findings(facts: &Facts<'_>) -> Vec<Finding> {
     let rates = facts.ports().flat_map(|port| rates(facts, port));
     let mirrors = facts.now.mirrors.iter().filter_map(|mirror| of_mirror(facts, mirror));
     let late = facts.ports().filter_map(|port| control_late(facts, port));
-    rates.chain(minimum(facts)).chain(late).chain(mirrors).collect()
-}
-
-/// Bits a second.
-fn bits(port: &Port, name: &str) -> Option<u64> {
-    let rate: Rate = setting(port, name)?.parse().ok()?;
-    (rate.unit == Unit::Bits).then_some(rate.rate)
-}
-
-/// Nobody could set it so: the uplink, or its rate, has gone since, or the file of `--config` says so.
-fn minimum(facts: &Facts<'_>) -> Option<Finding> {
-    let shares: Vec<_> = facts.ports().filter_map(|port| Some((port, bits(port, "min-rate")?))).collect();
-    let (first, _) = shares.first()?;
-    let wanted = shares.iter().map(|(_, bits)| bits).sum();
-    let uplinks = facts.ports().filter(|port| port.uplink);
-    let least = uplinks.filter_map(|port| Some((bits(port, "rate-to")?, port))).min_by_key(|(bits, _)| *bits);
-    let text = |rate| Rate { unit: Unit::Bits, rate, burst: None };
-    let finding = |what: &str| Finding::at(&first.name, "min-rate", what).seen(format!("told {} in all", text(wanted)));
-    match least {
-        None => Some(
-            finding("ports are to get so much at least of what an uplink takes, and no uplink says what that is")
-                .remedy("`lasthop port set UPLINK --rate-to RATE`, a little less than its network takes"),
-        ),
-        Some((takes, uplink)) if takes < wanted => Some(
-            finding("ports are to get more at least than an uplink takes, and get less by the same part each")
-                .seen(format!("{} takes {}", uplink.name, text(takes)))
-                .remedy(format!(
-                    "lower what ports get (`lasthop port set {} --min-rate RATE`), or raise what {} takes, if its network takes that",
-                    first.name, uplink.name
-                ))
-                .also(&uplink.name),
-        ),
-        Some(_) => None,
-    }
+    rates.chain(late).chain(mirrors).collect()
 }
 
 fn rates(facts: &Facts<'_>, port: &Port) -> Vec<Finding> {
     let limits = [
-        ("rate-to", facts.drops(port, Way::To, "rate"), "what is sent to it is more than its limit"),
+        (RATE_TO, facts.drops(port, Way::To, "rate"), "what is sent to it is more than its limit"),
         (
             "storm",
             facts.drops(port, Way::From, "storm"),
@@ -75,7 +43,7 @@ fn rates(facts: &Facts<'_>, port: &Port) -> Vec<Finding> {
         if let Some(rate) = of_ovs {
             // It goes before what the port is told, which taken back would mend nothing.
             let how = match name {
-                "rate-to" => format!(
+                RATE_TO => format!(
                     "`ovs-vsctl list port {}` names its `qos`; raise its `max-rate`, or take it back: `ovs-vsctl clear port {} qos`",
                     port.name, port.name
                 ),
@@ -89,13 +57,19 @@ fn rates(facts: &Facts<'_>, port: &Port) -> Vec<Finding> {
             );
             continue;
         }
-        found.push(
-            Finding::at(&port.name, name, what)
-                .seen(format!("told {name}={told}"))
-                .seen(shown)
-                .remedy(format!("raise it (`lasthop port set {} --{name} RATE`), or take it back", port.name))
+        let finding = Finding::at(&port.name, name, what).seen(format!("told {name}={told}")).seen(shown);
+        let raise = format!("raise it (`lasthop port set {} --{name} RATE`)", port.name);
+        // Minimum rates are parts of it: taken back, it would be refused.
+        let promised = if port.uplink && name == RATE_TO { minimums::promised(facts) } else { None };
+        found.push(match promised {
+            Some(bits) => finding.remedy(format!(
+                "{raise}, if its network takes more; ports are to get {} of it at least (min-rate), so it cannot be taken back",
+                Rate::of_bits(bits)
+            )),
+            None => finding
+                .remedy(format!("{raise}, or take it back"))
                 .command(facts.lasthop(&format!("port set {} --{name} none", port.name))),
-        );
+        });
     }
     found
 }
@@ -160,21 +134,6 @@ mod tests {
     }
 
     #[test]
-    fn a_minimum_of_nothing_is_a_finding() {
-        let site = |takes: &[(&str, &str)]| {
-            let uplink = lasthop_api::Port { uplink: true, ..told(up("net"), takes) };
-            let [a, b] = ["a", "b"].map(|name| told(up(name), &[("min-rate", "60M")]));
-            let now = seen(&[a, b, uplink]);
-            found(&now, &now).into_iter().map(|f| (f.kind, f.what)).collect::<Vec<_>>()
-        };
-        assert_eq!(site(&[("rate-to", "120M")]), []);
-        let [(kind, what)] = &site(&[("rate-to", "119M")])[..] else { panic!("one finding") };
-        assert!(*kind == "min-rate" && what.contains("more at least than an uplink takes"), "{what}");
-        let [(_, what)] = &site(&[])[..] else { panic!("one finding") };
-        assert!(what.contains("no uplink says what that is"), "{what}");
-    }
-
-    #[test]
     fn a_rate_that_drops_can_be_taken_back() {
         let site = |lost, flooded, held| {
             let mut port = told(up("a"), &[("rate-to", "1M"), ("storm", "10pps"), ("rate-from", "2M")]);
@@ -194,6 +153,23 @@ mod tests {
                 set("rate-from", "lasthop port set a --rate-from none")
             ]
         );
+    }
+
+    /// It advised `--rate-to none`, which is refused there.
+    #[test]
+    fn a_rate_of_which_minimums_are_parts_is_not_taken_back() {
+        let site = |lost, least: &[(&str, &str)]| {
+            let mut net = Port { uplink: true, ..told(up("net"), &[("rate-to", "100M")]) };
+            net.to_guest.drops = dropped("rate", lost);
+            seen(&[told(up("a"), least), net])
+        };
+        let [finding] = &found(&site(1, &[("min-rate", "70M")]), &site(2, &[("min-rate", "70M")]))[..] else {
+            panic!("one")
+        };
+        assert_eq!((finding.kind, &finding.command), ("rate-to", &None));
+        assert!(finding.remedy.contains("ports are to get 70M of it at least"), "{}", finding.remedy);
+        let [finding] = &found(&site(1, &[]), &site(2, &[]))[..] else { panic!("one") };
+        assert_eq!(finding.command.as_deref(), Some("lasthop port set net --rate-to none"));
     }
 
     /// It said to take back what the port is told, which has no effect beside what Open vSwitch sets, and nothing where the port is told nothing.

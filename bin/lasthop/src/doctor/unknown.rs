@@ -41,6 +41,7 @@ pub fn not_known(facts: &Facts<'_>) -> Vec<String> {
     if let Some(without) = names(facts.guests().filter(named).filter(without)) {
         lines.push(format!("whether the MTU inside the guests of {without} fits: their front-ends announced none"));
     }
+    lines.extend(super::minimums::not_known(facts));
     if facts.now.switch.open_vswitch.is_some() {
         lines.push(
             "which rule of Open vSwitch's drops a packet, and its VLANs: `ovs-appctl ofproto/trace` says it".into(),
