@@ -3,6 +3,8 @@
 use crate::SharedArgs;
 use crate::client::{CliError, Instance, collect};
 use crate::run::PACKET_PORT;
+use crate::settings::value_of;
+use crate::shares::{Share, shares};
 use crate::table::{Align, Table, duration};
 use lasthop_api::{Drops, Field, Flow, Mirror, Port, RatesOf, SwitchProxy, SwitchStats, Translation, Uplink};
 use lasthop_text::counted;
@@ -15,6 +17,8 @@ struct Ports {
     interfaces: Vec<Uplink>,
     /// Rates that Open vSwitch has set; they go before those that ports are told.
     rates: Vec<RatesOf>,
+    /// By which weights guests share what several of them want.
+    shares: Vec<Share>,
 }
 
 /// `lasthop flow list --json`
@@ -64,8 +68,14 @@ pub fn ports(shared: &SharedArgs) -> Result<String, CliError> {
     let interfaces = interfaces(&mut instance, &ports)?;
     let mirrors = instance.ask(async |c| c.mirror_list().await)?.mirrors;
     let rates = instance.ask(async |c| c.stats().await)?.deciders.unwrap_or_default().rates;
-    shared.show(&Ports { ports, interfaces, rates }, |p| {
+    let shares = shares(&ports);
+    shared.show(&Ports { ports, interfaces, rates, shares }, |p| {
         port_table(&p.ports, &p.interfaces)
+            + &p.shares
+                .iter()
+                .filter(|of| of.weight != of.own)
+                .map(|of| format!("{}: {}\n", of.port, of.told()))
+                .collect::<String>()
             + &destinations(&p.ports, &mirrors)
             + &p.rates.iter().map(|of| format!("{}: {}\n", of.port, rates_of(of))).collect::<String>()
     })
@@ -192,7 +202,7 @@ fn port_table(ports: &[Port], interfaces: &[Uplink]) -> String {
         if p.from_guest.held > 0 {
             let (name, times) = (&p.name, counted(p.from_guest.held, "time"));
             // Where Open vSwitch decides, rates are in its database; else it was set, and is not any more.
-            let set = p.settings.iter().any(|setting| setting.name == "rate-from");
+            let set = value_of(&p.settings, "rate-from").is_some();
             notes.push_str(&match set {
                 true => format!("{name}: held {times} by rate-from: its guest sends more than that\n"),
                 false => {

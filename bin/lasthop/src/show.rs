@@ -6,6 +6,7 @@ mod screen;
 use crate::SharedArgs;
 use crate::client::{CliError, Instance, collect};
 use crate::list::{all_ports, interfaces};
+use crate::shares::{Share, shares};
 use clap::Args;
 use lasthop_api::{AclRule, Denied, Flow, Mac, Mirror, Port, PortConnections, RatesOf, Replaced, SwitchProxy, Uplink};
 use serde::Serialize;
@@ -47,6 +48,8 @@ struct Shown {
     open_vswitch: bool,
     /// Rates that it has set.
     rates: Option<RatesOf>,
+    /// By which weight its guest shares what several want; none of an uplink.
+    share: Option<Share>,
 }
 
 /// `lasthop show PORT`
@@ -64,6 +67,7 @@ pub fn text(instance: &mut Instance, name: &str) -> Result<String, CliError> {
 fn ask(instance: &mut Instance, name: &str) -> Result<Shown, CliError> {
     let ports = all_ports(instance)?;
     let of_interfaces = interfaces(instance, &ports)?;
+    let share = shares(&ports).into_iter().find(|of| of.port == name);
     let Some(port) = ports.into_iter().find(|port| port.name == name) else {
         let message = format!("there is no port named {name:?}; `lasthop port list` shows those there are");
         return Err(CliError::new(message));
@@ -87,6 +91,7 @@ fn ask(instance: &mut Instance, name: &str) -> Result<Shown, CliError> {
         replaced: switch.replaced.into_iter().filter(|replaced| is_process_of(&replaced.process, name)).collect(),
         open_vswitch: switch.open_vswitch.is_some(),
         rates: switch.deciders.and_then(|deciders| deciders.rates.into_iter().find(|of| of.port == name)),
+        share,
         port,
     })
 }

@@ -2,6 +2,7 @@
 
 use super::Shown;
 use crate::list::{fields, protects, trouble};
+use crate::shares::Share;
 use crate::table::{Align, Table, duration};
 use lasthop_api::{Flow, Mirror, Port, Totals, Uplink};
 use lasthop_text::counted;
@@ -32,6 +33,7 @@ pub fn render(shown: &Shown) -> String {
     screen.part("state", state(shown));
     let of_ovs = shown.rates.as_ref().map(crate::list::rates_of);
     screen.part("settings", [crate::settings::told(&port.settings)].into_iter().chain(of_ovs));
+    screen.part("share", shown.share.as_ref().map(share));
     if port.device.is_none() && !port.uplink {
         screen.part("front-end", front_end(shown));
     }
@@ -61,6 +63,11 @@ fn place(port: &Port) -> String {
     };
     let kind = if port.uplink { "uplink" } else { "port" };
     format!("{kind} {}, {what}{owner}", port.id)
+}
+
+fn share(of: &Share) -> String {
+    let own = if of.weight == of.own { String::new() } else { format!("; its own is {}", of.own) };
+    of.told() + &own
 }
 
 fn state(shown: &Shown) -> Vec<String> {
@@ -326,6 +333,7 @@ mod tests {
             ..AclRule::default()
         };
         let shown = Shown {
+            share: Some(Share { port: "vm1".into(), weight: 220, of: 300, own: 100, least: Some(70_000_000) }),
             macs: vec![Mac { mac: "52:54:00:00:00:01".into(), vlan: 10, age_ms: 1500, ..Mac::default() }],
             rules: vec![rule(1, "deny icmp"), rule(0, "default permit")],
             mirrors: vec![Mirror {
@@ -354,6 +362,7 @@ mod tests {
             "vm1         port 3, lasthop listens on /run/vm1.sock, of vm\n",
             "state       up; its VM is running on CPU 5\n",
             "settings    told nothing\n",
+            "share       weight 220 of 300 of all guests, at least 70M of an uplink; its own is 100\n",
             "front-end   MTU 1500; 512 MiB of memory in 2 regions\n",
             "queues      0 to guest: 256 entries, split, enabled\n            1 from guest: 256 entries, packed, not enabled\n",
             "addresses   1 of 4096 learned\n            52:54:00:00:00:01 in VLAN 10: seen 1.5s ago\n",

@@ -1,8 +1,10 @@
 //! Differences of figures, a second.
 
 use crate::list::Figures;
+use crate::settings::{bits, value_of};
 use crate::table::{Align, Table};
 use lasthop_api::{Drops, Port};
+use lasthop_policy::MIN_RATE;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;
@@ -29,6 +31,8 @@ pub struct Row {
     pub state: String,
     /// Packets and bytes that its guest sent.
     pub from: (f64, f64),
+    /// Bits of them that it is to get of an uplink at least; none if nothing is said.
+    pub least: Option<u64>,
     /// And that were delivered to it.
     pub to: (f64, f64),
     pub drops: f64,
@@ -83,6 +87,7 @@ impl Rates {
                     rate(port.from_guest.packets, was.from_guest.packets),
                     rate(port.from_guest.bytes, was.from_guest.bytes),
                 ),
+                least: value_of(&port.settings, MIN_RATE).and_then(bits),
                 to: (rate(port.to_guest.packets, was.to_guest.packets), rate(port.to_guest.bytes, was.to_guest.bytes)),
                 drops: rate(dropped(&now, port), dropped(&self.last, was)),
                 cpu: port.cpu_ns.map(|cpu| percent(cpu, was.cpu_ns.unwrap_or(0))),
@@ -122,22 +127,23 @@ impl Rates {
     }
 
     /// Cells of a row, as people read them.
-    pub fn cells(row: &Row) -> [String; 9] {
+    pub fn cells(row: &Row) -> [String; 10] {
         let cpu = row.cpu.map_or_else(|| "-".to_owned(), |cpu| format!("{cpu:.1}"));
         let name = if row.kind.is_empty() { row.name.clone() } else { format!("{} ({})", row.name, row.kind) };
         let [from, to] = [row.from, row.to].map(|(packets, bytes)| (short(packets), short(bytes * 8.0)));
-        [name, row.state.clone(), from.0, from.1, to.0, to.1, short(row.drops), cpu, String::new()]
+        let least = row.least.map_or_else(|| "-".to_owned(), |bits| short(bits as f64));
+        [name, row.state.clone(), from.0, from.1, least, to.0, to.1, short(row.drops), cpu, String::new()]
     }
 
     /// Headings of [`Rates::cells`].
-    pub const HEADS: [&str; 9] = ["PORT", "STATE", "FROM/s", "bit/s", "TO/s", "bit/s", "DROPS/s", "CPU%", ""];
+    pub const HEADS: [&str; 10] = ["PORT", "STATE", "FROM/s", "bit/s", "MIN", "TO/s", "bit/s", "DROPS/s", "CPU%", ""];
 
     /// A table of all ports.
     pub fn table(&self, sort: Sort) -> String {
         let align = |n: usize| if n < 2 { Align::Left } else { Align::Right };
-        let columns: Vec<_> = (0..8).map(|n| (Self::HEADS[n], align(n))).collect();
+        let columns: Vec<_> = (0..9).map(|n| (Self::HEADS[n], align(n))).collect();
         let mut table = Table::new(&columns);
-        self.rows(sort).into_iter().for_each(|row| table.row(Self::cells(row)[..8].to_vec()));
+        self.rows(sort).into_iter().for_each(|row| table.row(Self::cells(row)[..9].to_vec()));
         table.render()
     }
 
@@ -162,7 +168,7 @@ pub fn short(number: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lasthop_api::Totals;
+    use lasthop_api::{Field, Totals};
     use std::time::Duration;
 
     fn port(id: u32, packets: u64, dropped: u64) -> Port {
@@ -178,8 +184,13 @@ mod tests {
     #[test]
     fn rates_are_of_a_second() {
         let start = Instant::now();
+        let promised =
+            |port: Port| Port { settings: vec![Field { name: MIN_RATE.into(), value: "70M".into() }], ..port };
         let mut rates = Rates::new(figures(vec![port(1, 1000, 5), port(2, 7, 0)]), start);
-        rates.update(figures(vec![port(1, 3000, 9), port(2, 7, 0), port(3, 40, 0)]), start + Duration::from_secs(2));
+        rates.update(
+            figures(vec![promised(port(1, 3000, 9)), port(2, 7, 0), port(3, 40, 0)]),
+            start + Duration::from_secs(2),
+        );
         let rows = rates.rows(Sort::Packets);
         let told: Vec<_> = rows.iter().map(|row| (&row.name[..], row.from, row.drops, row.cpu)).collect();
         assert_eq!(told[0], ("vm1", (1000.0, 100_000.0), 2.0, Some(100.0)));
@@ -188,6 +199,8 @@ mod tests {
         assert_eq!(rates.rows(Sort::Name).iter().map(|row| &row.name[..]).collect::<Vec<_>>(), ["vm1", "vm2", "vm3"]);
         let table = rates.table(Sort::Drops);
         assert!(table.lines().nth(1).unwrap().starts_with("vm1") && table.contains("800.0k"), "{table}");
+        let least: Vec<_> = rates.rows(Sort::Name).into_iter().map(|row| Rates::cells(row)[4].clone()).collect();
+        assert_eq!((Rates::HEADS[4], &least[..]), ("MIN", &["70.0M", "-", "-"].map(String::from)[..]));
         // Another switch counts from 0; what is gone is gone.
         rates.update(figures(vec![port(1, 30, 0)]), start + Duration::from_secs(3));
         let rows = rates.rows(Sort::Packets);

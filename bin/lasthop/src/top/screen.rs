@@ -114,11 +114,11 @@ impl Screen {
         frame.render_widget(Line::from(rates.processes().trim_end().to_owned()), top);
         let rows = rates.rows(self.sort).into_iter().map(|row| {
             let mut cells = Rates::cells(row);
-            cells[8] = sparkline(row.history.iter().copied());
+            cells[9] = sparkline(row.history.iter().copied());
             Row::new(cells)
         });
         let widths =
-            [20, 12, 8, 8, 8, 8, 8, 6].map(Constraint::Length).into_iter().chain([Constraint::Max(HISTORY as u16)]);
+            [20, 12, 8, 8, 8, 8, 8, 8, 6].map(Constraint::Length).into_iter().chain([Constraint::Max(HISTORY as u16)]);
         let bold = Style::new().add_modifier(Modifier::BOLD);
         let table = Table::new(rows, widths).header(Row::new(Rates::HEADS).style(bold));
         let table = table.row_highlight_style(Style::new().add_modifier(Modifier::REVERSED));
