@@ -278,10 +278,15 @@ impl Guest {
         sent
     }
 
+    /// How many frames the switch has not taken.
+    pub fn unsent(&mut self) -> usize {
+        self.net.unsent(0).expect("the switch keeps to the rules")
+    }
+
     /// Waits until the switch has taken all that was sent.
     pub fn all_taken(&mut self) {
         let end = Instant::now() + PATIENCE;
-        while self.net.unsent(0).expect("the switch keeps to the rules") > 0 {
+        while self.unsent() > 0 {
             assert!(Instant::now() < end, "guest {}: frames are not taken", self.mac);
             std::thread::sleep(Duration::from_micros(200));
         }

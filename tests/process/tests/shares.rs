@@ -1,25 +1,25 @@
 //! A receiver that is slower than its senders, a guest or a network, is theirs by their weights.
 
-use lasthop_tests_process::{Guest, Lasthop, Netns, Options, Port, Rivals, becomes, mac, release, scratch};
+use lasthop_tests_process::{
+    Guest, Lasthop, Netns, Options, PATIENCE, Port, Rivals, becomes, mac, release, scratch, wait_for,
+};
 use lasthop_text::MacAddr;
 use std::time::Duration;
 
 /// Packets wait for seconds: so no sender loses what it has in its ring, however slow the machine makes a receiver.
 const WAIT: [&str; 2] = ["--congestion", "1000"];
-
-/// With ports `a`, `b` and `sink`.
-fn rivals(netns: Option<&Netns>, arguments: &[&str]) -> Rivals {
-    with_rings(netns, 1024, arguments)
-}
-
-/// With so many frames in a sender's ring.
+/// With ports `a`, `b` and `sink`, and so many frames in a sender's ring.
 fn with_rings(netns: Option<&Netns>, size: u16, arguments: &[&str]) -> Rivals {
     let dir = scratch();
     let ports = ["a", "b", "sink"].map(|name| Port::listen(name, dir.path()));
-    let lasthop = Lasthop::start_in(netns, &ports, &[&WAIT, arguments].concat());
+    let lasthop = Lasthop::start_in(netns, &ports, arguments);
     let options = Options::net(|n| n.size = size);
     let senders = [0, 1].map(|n| Guest::connect(&ports[n].socket, mac(n as u8 + 1), options));
     Rivals::new(lasthop, senders, dir)
+}
+
+fn rivals(netns: Option<&Netns>, arguments: &[&str]) -> Rivals {
+    with_rings(netns, 1024, &[&WAIT, arguments].concat())
 }
 
 fn check(rivals: &mut Rivals, sink: &mut Guest, most: usize, pause: Duration) {
@@ -30,6 +30,13 @@ fn check(rivals: &mut Rivals, sink: &mut Guest, most: usize, pause: Duration) {
         let fair = f64::from(weights[0]) / f64::from(weights[0] + weights[1]);
         rivals.share(sink, most, pause, lens, fair, &format!("weights {weights:?}"));
     }
+}
+
+/// Packets for a port that were dropped as `rate`.
+fn dropped_as_rate(lasthop: &Lasthop, port: &str) -> u64 {
+    let port = lasthop.port(port);
+    let drops = port["to_guest"]["drops"].as_array().expect("a list of drops");
+    drops.iter().find(|d| d["reason"] == "rate").map_or(0, |d| d["packets"].as_u64().unwrap_or(0))
 }
 
 /// A guest with a small ring.
@@ -80,82 +87,119 @@ fn a_priority_holds_under_another_program() {
 /// empty each time, and what it did not have was the other's. Without helpers: one that loses its core to the uplink may be away for longer than it is waited for.
 #[test]
 fn senders_to_a_slow_network_get_shares_by_their_weights() {
-    let netns = Netns::new();
-    netns.ip("link add v0 type veth peer name v1");
-    netns.ip("link set v0 up");
-    netns.ip("link set v1 up");
-    netns.shell("tc qdisc add dev v0 root tbf rate 100mbit burst 10kb limit 4mb");
-    let dir = scratch();
-    let port = Port::listen("outside", dir.path());
-    let arguments = [&WAIT[..], &["--uplink", "net=v1,af_packet"]].concat();
-    let outside = Lasthop::start_in(Some(&netns), std::slice::from_ref(&port), &arguments);
-    let mut rivals = rivals(Some(&netns), &["--uplink", "net=v0,af_packet,queues=1", "--helpers", "none"]);
-    for lasthop in [&outside, &rivals.lasthop] {
+    let beyond = Beyond::new();
+    beyond.netns.shell("tc qdisc add dev v0 root tbf rate 100mbit burst 10kb limit 4mb");
+    let mut rivals = rivals(Some(&beyond.netns), &["--uplink", "net=v0,af_packet,queues=1", "--helpers", "none"]);
+    for lasthop in [&beyond.outside, &rivals.lasthop] {
         lasthop.wait_for_state("net", "up");
     }
     let address = MacAddr([2, 0, 0, 0, 0, 9]);
-    let mut sink = Guest::connect(&port.socket, address, Options::net(|n| n.size = 1024));
+    let mut sink = Guest::connect(&beyond.port.socket, address, Options::net(|n| n.size = 1024));
     for (n, sender) in (1..).zip(&mut rivals.senders) {
         sender.greet_when_back(&mut sink, 100 * n);
     }
     check(&mut rivals, &mut sink, 4_000_000, Duration::from_micros(50));
 }
 
+/// An uplink `net`, and a lasthop beyond it with a port `outside`.
+struct Beyond {
+    netns: Netns,
+    outside: Lasthop,
+    port: Port,
+    _dir: tempfile::TempDir,
+}
+
+impl Beyond {
+    fn new() -> Self {
+        let netns = Netns::new();
+        netns.ip("link add v0 type veth peer name v1");
+        netns.ip("link set v0 up");
+        netns.ip("link set v1 up");
+        let dir = scratch();
+        let port = Port::listen("outside", dir.path());
+        let arguments = [&WAIT[..], &["--uplink", "net=v1,af_packet"]].concat();
+        let outside = Lasthop::start_in(Some(&netns), std::slice::from_ref(&port), &arguments);
+        Self { netns, outside, port, _dir: dir }
+    }
+}
+
+fn refused(lasthop: &Lasthop, port: &str, setting: &str, value: &str) -> String {
+    let output = lasthop.try_command(&["port", "set", port, setting, value]);
+    assert!(!output.status.success());
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
 /// An uplink that is to send 100 Mbit/s: one guest is to get 70 of them at least, and shares the other 30 with its rival and with `sink`, which sends
-/// nothing: so it gets 8 parts of 9. What cannot be kept is refused.
+/// nothing: so it gets 8 parts of 9. What cannot be kept is refused. With rings as QEMU has them if nothing is said, and as long as most people make
+/// them: full ones wait for the uplink.
 #[test]
 fn a_guest_gets_its_minimum_of_what_an_uplink_takes() {
-    let netns = Netns::new();
-    netns.ip("link add v0 type veth peer name v1");
-    netns.ip("link set v0 up");
-    netns.ip("link set v1 up");
-    let dir = scratch();
-    let port = Port::listen("outside", dir.path());
-    let arguments = [&WAIT[..], &["--uplink", "net=v1,af_packet"]].concat();
-    let outside = Lasthop::start_in(Some(&netns), std::slice::from_ref(&port), &arguments);
-    // Of more frames for a limited receiver those that it does not get are dropped, and not waited for; shares are rough then.
-    let mut rivals = with_rings(Some(&netns), 128, &["--uplink", "net=v0,af_packet,queues=1", "--helpers", "none"]);
-    for lasthop in [&outside, &rivals.lasthop] {
-        lasthop.wait_for_state("net", "up");
+    for (size, wait) in [(256, &WAIT[..]), (1024, &WAIT), (256, &[])] {
+        let beyond = Beyond::new();
+        let arguments = ["--uplink", "net=v0,af_packet,queues=1", "--helpers", "none"];
+        let mut rivals = with_rings(Some(&beyond.netns), size, &[&arguments, wait].concat());
+        if wait.is_empty() {
+            rivals = rivals.impatient();
+        }
+        for lasthop in [&beyond.outside, &rivals.lasthop] {
+            lasthop.wait_for_state("net", "up");
+        }
+        let said = refused(&rivals.lasthop, "a", "--min-rate", "70M");
+        assert!(said.contains("`lasthop port set net --rate-to RATE`"), "{said}");
+        rivals.lasthop.command(&["port", "set", "net", "--rate-to", "100M"]);
+        rivals.lasthop.command(&["port", "set", "a", "--min-rate", "70M"]);
+        let said = refused(&rivals.lasthop, "b", "--min-rate", "40M");
+        assert!(said.contains("110M at least") && said.contains("net takes 100M"), "{said}");
+        for rate in ["60M", "none", "20kpps"] {
+            let said = refused(&rivals.lasthop, "net", "--rate-to", rate);
+            assert!(said.contains("70M at least"), "{said}");
+        }
+        let shown = rivals.lasthop.command(&["port", "list"]);
+        assert!(shown.contains("a: weight 240 of 300 of all guests, at least 70M of an uplink\n"), "{shown}");
+        minimums_are_kept(&mut rivals, &beyond, size);
     }
-    let refused = |rivals: &Rivals, port: &str, setting: &str, value: &str| {
-        let output = rivals.lasthop.try_command(&["port", "set", port, setting, value]);
-        assert!(!output.status.success());
-        String::from_utf8_lossy(&output.stderr).into_owned()
-    };
-    let said = refused(&rivals, "a", "--min-rate", "70M");
-    assert!(said.contains("`lasthop port set UPLINK --rate-to RATE`"), "{said}");
-    rivals.lasthop.command(&["port", "set", "net", "--rate-to", "100M"]);
-    rivals.lasthop.command(&["port", "set", "a", "--min-rate", "70M"]);
-    let said = refused(&rivals, "b", "--min-rate", "40M");
-    assert!(said.contains("110M at least") && said.contains("net takes 100M"), "{said}");
-    for rate in ["60M", "none"] {
-        let said = refused(&rivals, "net", "--rate-to", rate);
-        assert!(said.contains("70M at least"), "{said}");
-    }
+}
 
-    let mut sink = Guest::connect(&port.socket, MacAddr([2, 0, 0, 0, 0, 9]), Options::net(|n| n.size = 1024));
+fn minimums_are_kept(rivals: &mut Rivals, beyond: &Beyond, size: u16) {
+    let mut sink = Guest::connect(&beyond.port.socket, MacAddr([2, 0, 0, 0, 0, 9]), Options::net(|n| n.size = 1024));
     for (n, sender) in (1..).zip(&mut rivals.senders) {
         sender.greet_when_back(&mut sink, 100 * n);
     }
-    let pause = Duration::from_micros(50);
-    rivals.share(
-        &mut sink,
-        4_000_000,
-        pause,
-        [1000, 1000],
-        80.0 / 90.0,
-        "70 of 100 and a third of the rest, against a third of the rest",
-    );
-    rivals.lasthop.command(&["port", "set", "b", "--min-rate", "30M"]);
-    rivals.share(&mut sink, 4_000_000, pause, [700, 1400], 0.70, "70 and 30 of 100");
-    rivals.lasthop.command(&["port", "set", "a", "--min-rate", "none"]);
-    rivals.share(
-        &mut sink,
-        4_000_000,
-        pause,
-        [1000, 1000],
-        70.0 / 230.0,
-        "a third of 70, and 30 of 100 and a third of 70 for the other",
-    );
+    let all = [
+        ("a", "70M", "none", [1000, 1000], 80.0 / 90.0),
+        ("b", "70M", "30M", [700, 1400], 0.7),
+        ("a", "none", "30M", [1000, 1000], 70.0 / 230.0),
+    ];
+    for (port, a, b, lens, fair) in all {
+        rivals.lasthop.command(&["port", "set", port, "--min-rate", if port == "a" { a } else { b }]);
+        let why = format!("{a} and {b} of 100 with rings of {size}");
+        rivals.share(&mut sink, 4_000_000, Duration::from_micros(50), lens, fair, &why);
+        if rivals.is_patient() {
+            assert_eq!(dropped_as_rate(&rivals.lasthop, "net"), 0, "{why}: dropped as `rate`");
+        }
+    }
+}
+
+/// What the command line promises nobody refuses: the log says that it cannot be kept, once, and that it can again.
+#[test]
+fn promises_of_the_command_line_that_cannot_be_kept_are_said() {
+    let (netns, dir) = (Netns::new(), scratch());
+    let port = format!("a={},min-rate=70M", dir.path().join("a.sock").display());
+    let start = |uplink: &str| Lasthop::start_in(Some(&netns), &[], &["--port", &port, "--uplink", uplink]);
+    let says = |lasthop: &Lasthop, what: &str| wait_for(what, PATIENCE, || lasthop.log().contains(what));
+    let lasthop = start("net=lh0,tap");
+    says(&lasthop, "none says how many bits a second that is: `lasthop port set net --rate-to RATE`");
+    let said = refused(&lasthop, "net", "--rate-to", "60M");
+    assert!(said.contains("70M at least") && said.contains("net takes 60M"), "said for the first time: {said}");
+    lasthop.command(&["port", "set", "net", "--rate-to", "100M"]);
+    says(&lasthop, "minimum rates are no more than uplinks take now");
+    assert_eq!(lasthop.log().matches("70M at least (min-rate)").count(), 1, "once: {}", lasthop.log());
+    drop(lasthop);
+    let lasthop = start("net=lh0,tap,rate-to=60M");
+    assert_eq!(lasthop.port("net")["settings"][0]["value"], "60M");
+    says(&lasthop, "uplink net takes 60M (rate-to)");
+    // Less of what is too much is taken.
+    lasthop.command(&["port", "set", "net", "--rate-to", "65M"]);
+    lasthop.command(&["port", "set", "a", "--min-rate", "65M"]);
+    says(&lasthop, "minimum rates are no more than uplinks take now");
 }

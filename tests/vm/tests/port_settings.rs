@@ -221,6 +221,58 @@ fn limited_guests() {
     lasthop.check_sums();
 }
 
+/// Two machines flood an uplink that is to send 20 Mbit/s, each a station beyond it. One of them gets 14 at least and half of what is left, whichever it
+/// is, and without a minimum both get as much.
+#[test]
+#[ignore = "rarely breaks, and takes long; `cargo xtask test --long` runs it"]
+fn a_machine_gets_its_minimum_of_an_uplink() {
+    let (dir, netns, stations) = (scratch(), Netns::new(), ["02:00:00:00:00:0a", "02:00:00:00:00:0b"]);
+    netns.ip("link add v0 type veth peer name v1");
+    for (name, station) in ["a", "b"].iter().zip(stations) {
+        netns.ip(&format!("link add link v1 name end-{name} address {station} type macvlan mode private"));
+    }
+    ["v0", "v1", "end-a", "end-b"].iter().for_each(|name| netns.ip(&format!("link set {name} up")));
+    let [a, b] = stations;
+    let uplink = format!("net=v0,af_packet,rate-to=20M,static-mac={a},static-mac={b}");
+    let ports = ["a", "b"].map(|name| Port::listen(name, dir.path()));
+    // Who is dropped (`rate`) sends what was for later at once, and has nothing then: machines without KVM do not come after.
+    let lasthop = Lasthop::start_in(Some(&netns), &ports, &["--uplink", &uplink, "--congestion", "1000"]);
+    let machines = Vm::boot_all([config("a", dir.path(), 1), config("b", dir.path(), 2)]);
+    lasthop.wait_for_state("net", "up");
+    for (vm, station) in machines.iter().zip(stations) {
+        // One socket has about 90 frames in the ring, and none for a moment each time: four keep it full.
+        (0..4).for_each(|_| {
+            vm.background(&format!("lasthop-guest raw-send eth0 {station} 88b5 1000000000 1400 1400 0"));
+        });
+    }
+    let came = || {
+        ["end-a", "end-b"].map(|name| {
+            let count = netns.shell(&format!("cat /sys/class/net/{name}/statistics/rx_bytes"));
+            count.trim().parse::<u64>().expect("a number of bytes")
+        })
+    };
+    let rises = |bytes: u64| {
+        let (before, sum) = (came(), |of: [u64; 2]| of.iter().sum::<u64>());
+        wait_for("the network to get it", Duration::from_secs(60), || sum(came()) >= sum(before) + bytes);
+        let now = came();
+        [0, 1].map(|n| (now[n] - before[n]) as f64)
+    };
+    for (minimums, fair) in [(["none", "none"], 0.5), (["14M", "none"], 0.85), (["none", "14M"], 0.15)] {
+        // What one had before goes first: both together are more than there is.
+        for value in [["none"; 2], minimums] {
+            for (port, minimum) in ["a", "b"].iter().zip(value) {
+                lasthop.command(&["port", "set", port, "--min-rate", minimum]);
+            }
+        }
+        rises(1_000_000);
+        let [a, b] = rises(10_000_000);
+        let share = a / (a + b);
+        println!("{minimums:?}: {share:.3} for a");
+        assert!((share - fair).abs() < 0.07, "{minimums:?}: {share:.3} for a, not {fair}");
+    }
+    lasthop.check_sums();
+}
+
 /// A guest that may flood little: its broadcasts are few, its other traffic is not touched.
 #[test]
 #[ignore = "rarely breaks, and takes long; `cargo xtask test --long` runs it"]
