@@ -377,16 +377,19 @@ impl Supervisor {
                         self.device_event(device, Instant::now())?
                     }
                     uplink if uplink >= LISTENERS_END => self.uplink_event(uplink, Instant::now())?,
-                    listener => {
-                        let (now, switch_up) = (Instant::now(), self.switch.is_up());
-                        let cx = Context { epoll: &self.epoll, presence: &self.presence, now, switch_up };
-                        let id = listener.checked_sub(LISTENER).and_then(|id| u32::try_from(id).ok());
-                        if let Some(port) = id.and_then(|id| self.ports.get_mut(&id)) {
-                            port.accept(cx);
-                        }
-                    }
+                    listener => self.hear_listener(listener),
                 }
             }
+        }
+    }
+
+    /// A front-end wants to connect.
+    fn hear_listener(&mut self, token: u64) {
+        let (now, switch_up) = (Instant::now(), self.switch.is_up());
+        let cx = Context { epoll: &self.epoll, presence: &self.presence, now, switch_up };
+        let id = token.checked_sub(LISTENER).and_then(|id| u32::try_from(id).ok());
+        if let Some(port) = id.and_then(|id| self.ports.get_mut(&id)) {
+            port.accept(cx);
         }
     }
 
