@@ -28,6 +28,7 @@ const LONG: &[(&str, &[&str])] = &[
             "open_vswitch_controllers",
             "open_vswitch_links",
             "package",
+            "queue_flood",
         ],
     ),
     (VM_TESTS, &[]),

@@ -119,6 +119,7 @@ fn guest_queue(queue: u16, of: UplinkQueue, name: &dyn Fn(u32) -> String) -> Gue
         size: of.size,
         packets: of.packets,
         dropped: of.dropped,
+        sent: of.sent,
     }
 }
 

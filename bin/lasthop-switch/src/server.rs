@@ -230,6 +230,8 @@ impl Server {
                         for (batch, (us, packets)) in port.batches.iter().zip(limits.batches) {
                             batch.store(u64::from(us) << 16 | u64::from(packets), Relaxed);
                         }
+                        port.kept_for.iter().zip(limits.kept_for).for_each(|(kept, of)| kept.store(of, Relaxed));
+                        port.refresh();
                         // What was held may go on.
                         self.workers.look(id);
                     }

@@ -50,6 +50,8 @@ pub struct Server {
     counters: Arc<Counters>,
     /// Queues for guests, where the device has them.
     queues: Option<Manager>,
+    /// Whom they are kept for, as the supervisor was told.
+    kept: Vec<u32>,
     about: UplinkDevice,
     offloads: Features,
     /// Signalled by the switch when it found a ring broken.
@@ -88,6 +90,7 @@ impl Server {
             answered,
             counters: Arc::new(counters),
             queues,
+            kept: Vec::new(),
             about,
             offloads,
             broken,
@@ -170,6 +173,7 @@ impl Server {
                     _ => {}
                 }
             }
+            self.tell_kept(supervisor);
         }
     }
 
@@ -201,6 +205,8 @@ impl Server {
                     if let Some(queues) = &mut self.queues {
                         queues.pin(owners, Instant::now());
                     }
+                    // It may be another supervisor, that has not heard it.
+                    self.kept.clear();
                 }
                 Ok((SupervisorToUplink::Shutdown { remove }, _)) => {
                     if remove {
@@ -212,6 +218,18 @@ impl Server {
                 Err(ChannelError::WouldBlock) => return Ok(false),
                 Err(ChannelError::Closed) => return Ok(true),
                 Err(e) => return Err(e.into()),
+            }
+        }
+    }
+
+    /// Says which ports queues are kept for, if it has not been said.
+    fn tell_kept(&mut self, supervisor: &mut Supervisor) {
+        let Some(queues) = &self.queues else { return };
+        if !queues.kept().eq(self.kept.iter().copied()) {
+            let kept: Vec<u32> = queues.kept().collect();
+            // If the supervisor has too much to do, it is said the next time.
+            if supervisor.send(&UplinkToSupervisor::Kept(kept.clone()), None).is_ok() {
+                self.kept = kept;
             }
         }
     }

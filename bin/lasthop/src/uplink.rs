@@ -235,10 +235,11 @@ fn table(list: &UplinkList) -> String {
             };
             let lost = if q.dropped > 0 { format!(", {} dropped", q.dropped) } else { String::new() };
             notes.push_str(&format!(
-                "{}: queue {} ({whose}): {}{lost}{}\n",
+                "{}: queue {} ({whose}): {}{lost}, {} sent{}\n",
                 u.name,
                 q.queue,
                 counted(q.packets, "packet"),
+                q.sent,
                 keeps(q, &u.guest_queues)
             ));
         }
@@ -283,6 +284,7 @@ mod tests {
             size: if queue == 4 { 64 } else { 1024 },
             packets: 7,
             dropped,
+            sent: 5,
         };
         let guest_queues = vec![
             queue(0, None, 0),
@@ -293,10 +295,10 @@ mod tests {
         ];
         let text =
             table(&UplinkList { uplinks: vec![Uplink { name: "net".into(), guest_queues, ..Uplink::default() }] });
-        let expected = "net: queue 0 (shared): 7 packets\nnet: queue 1 (of 02:00:00:00:00:01): 7 packets, 3 dropped\n\
-                        net: queue 2 (free): 7 packets\n\
-                        net: queue 3 (of vm1, 02:00:00:00:00:01@7, kept for it): 7 packets\n\
-                        net: queue 4 (of vm1, kept for it): 7 packets, keeps 64\n";
+        let expected = "net: queue 0 (shared): 7 packets, 5 sent\nnet: queue 1 (of 02:00:00:00:00:01): 7 packets, 3 dropped, 5 sent\n\
+                        net: queue 2 (free): 7 packets, 5 sent\n\
+                        net: queue 3 (of vm1, 02:00:00:00:00:01@7, kept for it): 7 packets, 5 sent\n\
+                        net: queue 4 (of vm1, kept for it): 7 packets, 5 sent, keeps 64\n";
         assert!(text.ends_with(expected), "{text}");
     }
 

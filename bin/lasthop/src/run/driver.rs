@@ -102,6 +102,8 @@ pub struct Driver {
     /// What it has carried, as last heard, and the page in which it counts.
     counters: UplinkCounters,
     page: Option<OwnedFd>,
+    /// Which port each of its queues is kept for, as last heard; 0: for none.
+    kept: Vec<u32>,
     /// Within which it is found out that it hangs.
     limit: Duration,
     /// When it last showed that it lives.
@@ -127,6 +129,7 @@ impl Driver {
             descriptors: Came::default(),
             inherited: false,
             counters: UplinkCounters::default(),
+            kept: Vec::new(),
             page: None,
             limit,
             heard: now,
@@ -316,6 +319,7 @@ impl Driver {
                     }
                     self.counters = counters;
                 }
+                UplinkToSupervisor::Kept(ports) => self.kept = ports,
                 UplinkToSupervisor::Heard { token, vlan } => self.tokens.push((token, vlan)),
                 UplinkToSupervisor::Failed(why) => {
                     self.child.set_fault(&why);
@@ -331,6 +335,7 @@ impl Driver {
         let ended = self.child.reap(epoll, now)?;
         self.descriptors = Came::default();
         self.tokens.clear();
+        self.kept.clear();
         let mut bytes = [0; COUNTERS_PAGE];
         if let Some(page) = self.page.take()
             && let Ok(read) = rustix::io::pread(&page, &mut bytes, 0)
@@ -366,6 +371,11 @@ impl Driver {
     /// What it has carried, as last heard.
     pub fn counters(&self) -> &UplinkCounters {
         &self.counters
+    }
+
+    /// Which port each of its queues is kept for, as last heard; 0: for none.
+    pub fn kept(&self) -> &[u32] {
+        &self.kept
     }
 
     /// Somebody wants its counters as they are now: asks for them. See [`Driver::is_fresh`].

@@ -111,6 +111,16 @@ impl Supervisor {
         }
     }
 
+    /// An uplink's process may have said for whom its queues are: the switch is told by which of them these ports send.
+    pub(super) fn tell_kept(&mut self, id: u32) {
+        if let Some(uplink) = self.uplinks.get_mut(&id)
+            && uplink.learn_kept()
+        {
+            let PortConfig { id, name, .. } = uplink.config.clone();
+            self.tell_limits(id, &name);
+        }
+    }
+
     /// Says which ports have no queue although they are to have one: the uplink may be another than when that was said.
     pub(super) fn warn_of_queues(&self) {
         for config in self.configs() {

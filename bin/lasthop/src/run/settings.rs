@@ -2,11 +2,12 @@
 
 use super::settings_text::changed;
 use super::supervisor::Supervisor;
+use super::uplink::Uplink;
 use lasthop_ipc::{PortLimits, RateLimit, SupervisorToSwitch};
 use lasthop_management_ipc::{PortConfig, Settings, SupervisorToControl};
 use lasthop_policy::{Batch, ENGINE, OF_UPLINKS, PortSettings, Rate, Unit};
 use lasthop_session_ipc::Bounds;
-use lasthop_types::PortId;
+use lasthop_types::{MAX_QUEUE_PAIRS, PortId};
 use std::collections::BTreeSet;
 use tracing::info;
 
@@ -131,7 +132,8 @@ impl Supervisor {
         let weight = self.weights.get(&port.0).copied().unwrap_or_else(|| self.own_weight(name));
         let batches = self.batches(port, name).map(|batch| (batch.us, batch.packets));
         let engine = settings.and_then(|set| set.engine).unwrap_or(u16::MAX);
-        let limits = PortLimits { rates, weight, engine, batches };
+        let kept_for = self.uplinks.get(&port.0).map_or([0; MAX_QUEUE_PAIRS], Uplink::kept_for);
+        let limits = PortLimits { rates, weight, engine, batches, kept_for };
         self.tell_switch(SupervisorToSwitch::Limits(port, limits));
     }
 

@@ -35,6 +35,7 @@ use lasthop_ipc::{SupervisorToSwitch, SwitchToSupervisor};
 use lasthop_management_ipc::{DeviceState, PortConfig, UplinkInfo};
 use lasthop_sys::Epoll;
 use lasthop_text::MacAddr;
+use lasthop_types::MAX_QUEUE_PAIRS;
 use lasthop_uplink_ipc::{QueueOwner, SupervisorToUplink, UplinkCounters, UplinkDevice};
 pub use renewed::Before;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
@@ -144,6 +145,8 @@ pub struct Uplink {
     pub at_once: bool,
     /// Ports that have queues of their own there, as its process was told, or will be when it is ready.
     owners: Vec<QueueOwner>,
+    /// For which of them each of its queues is, as its process says and the switch was told: by that queue they send.
+    kept_for: [u32; MAX_QUEUE_PAIRS],
 }
 
 impl Uplink {
@@ -191,6 +194,7 @@ impl Uplink {
             made: None,
             at_once: false,
             owners: Vec::new(),
+            kept_for: Default::default(),
         }
     }
 

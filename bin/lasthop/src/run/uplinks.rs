@@ -167,7 +167,7 @@ impl Supervisor {
         let (kind, name) = (uplink.spec.kind(), uplink.spec.name.clone());
         match uplink.hear(&self.epoll, now) {
             Ok(_) if uplink.is_leaving() => {}
-            Ok(false) => {}
+            Ok(false) => self.tell_kept(id),
             Ok(true) => {
                 self.stand_by(id, now);
                 self.uplink_is_ready(id);

@@ -4,7 +4,7 @@ use super::Shown;
 use crate::list::{fields, protects, trouble};
 use crate::shares::Share;
 use crate::table::{Align, Table, duration};
-use lasthop_api::{Flow, Mirror, Port, Totals, Uplink};
+use lasthop_api::{Flow, GuestQueue, Mirror, Port, Totals, Uplink};
 use lasthop_text::counted;
 
 /// So many of a long list fit on a screen.
@@ -137,12 +137,8 @@ fn interface(of: &Uplink) -> Vec<String> {
         let nobody = if queue.queue == 0 { "shared" } else { "free" };
         let whose = crate::uplink::whose(queue).unwrap_or_else(|| nobody.into());
         let keeps = crate::uplink::keeps(queue, &of.guest_queues);
-        format!(
-            "queue {} ({whose}): {}, {} dropped{keeps}",
-            queue.queue,
-            counted(queue.packets, "packet"),
-            queue.dropped
-        )
+        let GuestQueue { queue: number, dropped, sent, .. } = queue;
+        format!("queue {number} ({whose}): {}, {dropped} dropped, {sent} sent{keeps}", counted(queue.packets, "packet"))
     }));
     lines
 }

@@ -151,19 +151,29 @@ impl Manager {
         }
     }
 
+    /// The port that a queue is kept for.
+    fn kept_for(&self, queue: u16) -> Option<u32> {
+        match self.policy.owner_of(queue) {
+            Some(Owner::Pinned(port)) => Some(port),
+            _ => None,
+        }
+    }
+
+    /// Which port each queue is kept for, the default queue first; 0: for none.
+    pub fn kept(&self) -> impl Iterator<Item = u32> {
+        (0..self.vmq.filter().steering().queues()).map(|queue| self.kept_for(queue).unwrap_or(0))
+    }
+
     /// As `lasthop uplink list` shows them.
     pub fn queues(&self) -> Vec<UplinkQueue> {
         let steering = self.vmq.filter().steering();
-        let pinned = |queue| match self.policy.owner_of(queue) {
-            Some(Owner::Pinned(port)) => Some(port),
-            _ => None,
-        };
         let queue = |queue| UplinkQueue {
             stations: self.vmq.guest_of(queue).to_vec(),
-            pinned: pinned(queue),
+            pinned: self.kept_for(queue),
             size: self.vmq.get_size(queue),
             packets: steering.lane(queue).map_or(0, |lane| lane.packets.load(Relaxed)),
             dropped: steering.dropped(queue),
+            sent: steering.lane(queue).map_or(0, |lane| lane.sent.load(Relaxed)),
         };
         (0..steering.queues()).map(queue).collect()
     }

@@ -35,6 +35,8 @@ impl std::fmt::Debug for Dropped {
 pub struct Lane {
     /// Packets from the network.
     pub packets: AtomicU64,
+    /// Packets to the network.
+    pub sent: AtomicU64,
     /// It has been given away, and has not begun: what came before for its guest may still be in the default queue.
     held: AtomicBool,
     /// Wakes its engine.
@@ -54,8 +56,9 @@ impl Lane {
     /// `size`: frames that they can keep.
     pub fn new(wake: EventFd, dropped: impl Fn() -> u64 + Send + Sync + 'static, size: u32) -> Self {
         let dropped = Dropped(Box::new(dropped));
-        let (packets, held, surplus) = (AtomicU64::new(0), AtomicBool::new(false), AtomicU64::new(0));
-        Self { packets, held, wake, dropped, most: size, size: AtomicU32::new(size), surplus }
+        let (most, size, held) = (size, AtomicU32::new(size), AtomicBool::new(false));
+        let [packets, sent, surplus] = [0; 3].map(AtomicU64::new);
+        Self { packets, sent, held, wake, dropped, most, size, surplus }
     }
 
     /// Frames that may wait in it, and as many may be with the switch.

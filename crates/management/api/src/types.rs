@@ -284,6 +284,8 @@ pub struct GuestQueue {
     pub packets: u64,
     /// Packets that it had no room for.
     pub dropped: u64,
+    /// Packets to the network that it carried: those of a port that it is kept for, or of all that have none.
+    pub sent: u64,
 }
 
 /// What an uplink carried one way.

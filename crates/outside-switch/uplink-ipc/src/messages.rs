@@ -94,6 +94,8 @@ pub enum UplinkToSupervisor {
         /// The VLAN it came on, 0 without a tag.
         vlan: u16,
     },
+    /// Which port each of its queues is kept for, by the queue's number, 0: for none. After each `Owners`, and when it is another one.
+    Kept(Vec<u32>),
 }
 
 /// How a device is used.
@@ -220,6 +222,8 @@ pub struct UplinkQueue {
     pub packets: u64,
     /// Packets that it had no room for.
     pub dropped: u64,
+    /// Packets to the network that it carried.
+    pub sent: u64,
 }
 
 /// Packets not carried for one reason.

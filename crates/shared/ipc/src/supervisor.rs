@@ -1,7 +1,7 @@
 //! What the supervisor says to the switch and hears from it.
 
 use lasthop_sys::sandbox::Confinement;
-use lasthop_types::{LogLine, PortId};
+use lasthop_types::{LogLine, MAX_QUEUE_PAIRS, PortId};
 use serde::{Deserialize, Serialize};
 
 /// A limit of a port; the default is none.
@@ -26,6 +26,8 @@ pub struct PortLimits {
     pub engine: u16,
     /// Microseconds and packets that are gathered before its guest kicks in a stream, and before it is interrupted while it runs; 0: none.
     pub batches: [(u32, u16); 2],
+    /// For whose packets alone each of its queues is that lead to it, by the pair's number; 0: for those of all that have none.
+    pub kept_for: [u32; MAX_QUEUE_PAIRS],
 }
 
 /// How the switch moves packets, as `lasthop run` was told.

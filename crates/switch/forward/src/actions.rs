@@ -133,7 +133,7 @@ impl Forwarder {
             (Some(p), Some(chain)) if multi_queue => p.steering_hash(&burst.chains.pieces(chain)),
             _ => 0,
         };
-        let queue = port.queue_to_guest(hash).map_or(0, Queue::index) | copy;
+        let queue = port.queue_to_guest(hash, burst.port.id).map_or(0, Queue::index) | copy;
         if may_wait && self.plan.is_waited_for(to, queue) {
             return;
         }

@@ -98,6 +98,6 @@ fn add_to_queue(
     let Some(port) = ports.get(to).filter(|port| port.is_multi_queue() && to != packet.port) else { return false };
     let Some(chain) = chains.list.get(i) else { return false };
     let hash = packet.steering_hash(&chains.pieces(chain));
-    let Some(queue) = port.queue_to_guest(hash).map(Queue::index) else { return false };
+    let Some(queue) = port.queue_to_guest(hash, packet.port).map(Queue::index) else { return false };
     !plan.is_waited_for(to, queue) && plan.add(i, true, to, queue, false)
 }

@@ -44,9 +44,12 @@ pub struct Port {
     pub engine: AtomicU16,
     /// What is gathered before its guest kicks in a stream, and before it is interrupted: microseconds, and in the low 16 bits packets.
     pub batches: [AtomicU64; 2],
+    /// Of each pair: for packets from which port alone its queue to the guest is; 0: for those of all ports that have none. Call
+    /// [`Port::refresh`] after a change.
+    pub kept_for: [AtomicU32; MAX_QUEUE_PAIRS],
     /// Largest IP packet the guest takes, as the front-end said; 0 if it did not.
     mtu: AtomicU16,
-    /// Bit per pair whose queue to the guest is ready.
+    /// Bit per pair whose queue to the guest is ready; in the upper half those of pairs that are kept for a port.
     pairs_ready: AtomicU32,
     coalescing: OnceLock<Arc<dyn Coalesce>>,
     vm: AtomicU32,
@@ -76,6 +79,7 @@ impl Port {
             weight: AtomicU32::new(DEFAULT_WEIGHT),
             engine: AtomicU16::new(u16::MAX),
             batches: Default::default(),
+            kept_for: Default::default(),
             mtu: AtomicU16::new(0),
             pairs_ready: AtomicU32::new(0),
             coalescing: OnceLock::new(),
@@ -107,20 +111,24 @@ impl Port {
         self.coalescing.get().into_iter().for_each(|c| c.blocked(self));
     }
 
-    /// The queue that carries packets to the guest for traffic with this hash, if there is one: any flow always takes
-    /// the same while the set of queues stays.
+    /// The queue that carries packets to the guest for traffic with this hash that comes `from` a port, if there is one: any flow always
+    /// takes the same while the set of queues stays, and whom they are kept for.
     #[inline]
-    pub fn queue_to_guest(&self, hash: u64) -> Option<&Queue> {
+    pub fn queue_to_guest(&self, hash: u64, from: PortId) -> Option<&Queue> {
         let ready = self.pairs_ready.load(Relaxed);
         if ready == 1 {
             return self.queues.first().map(|q| &**q);
         }
-        let count = u64::from(ready.count_ones());
+        let mut bits = ready & u32::from(u16::MAX);
+        if ready != bits {
+            let own = self.kept_for.iter().position(|port| port.load(Relaxed) == from.0);
+            bits = own.filter(|own| ready >> (MAX_QUEUE_PAIRS + own) & 1 != 0).map_or(bits, |own| 1 << own);
+        }
+        let count = u64::from(bits.count_ones());
         if count == 0 {
             return None;
         }
         let mut nth = (hash >> 32).wrapping_mul(count) >> 32;
-        let mut bits = ready;
         while nth > 0 {
             bits &= bits - 1;
             nth -= 1;
@@ -138,8 +146,8 @@ impl Port {
     /// Looks which queues are ready; call after any of them started, stopped, broke or was enabled.
     pub fn refresh(&self) {
         let mut ready = 0;
-        for (pair, queue) in self.queues.iter().step_by(2).enumerate() {
-            ready |= u32::from(queue.is_ready()) << pair;
+        for (pair, (queue, of)) in self.queues.iter().step_by(2).zip(&self.kept_for).enumerate() {
+            ready |= u32::from(queue.is_ready()) << if of.load(Relaxed) == 0 { pair } else { MAX_QUEUE_PAIRS + pair };
         }
         self.pairs_ready.store(ready, Relaxed);
     }

@@ -260,7 +260,8 @@ impl Forwarder {
             counters.drops.add(DropReason::NoPort, 1);
             return Some(FRAME_WORK);
         };
-        let Some(queue) = port.queue_to_guest(packet.steering_hash(pieces)).or(port.queues.first().map(|q| &**q))
+        let Some(queue) =
+            port.queue_to_guest(packet.steering_hash(pieces), packet.port).or(port.queues.first().map(|q| &**q))
         else {
             return Some(FRAME_WORK);
         };

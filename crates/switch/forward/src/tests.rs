@@ -19,6 +19,7 @@ mod alloc;
 mod dirty;
 mod edits;
 mod hostile;
+mod kept;
 mod mirrors;
 mod once;
 mod rates;

@@ -17,6 +17,7 @@ pub(super) fn add(sum: &mut UplinkCounters, more: UplinkCounters) {
         (sum.stations, sum.pinned, sum.size) = (more.stations, more.pinned, more.size);
         sum.packets += more.packets;
         sum.dropped += more.dropped;
+        sum.sent += more.sent;
     }
     sum.merged += more.merged;
     for drop in more.drops {

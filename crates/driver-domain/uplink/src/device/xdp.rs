@@ -32,6 +32,7 @@ use rustix::io::Errno;
 use std::cell::Cell;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 /// Bytes of a slot, which is a chunk of the UMEM. The kernel leaves its first 256 free: there virtio's header goes.
@@ -249,6 +250,9 @@ impl Xdp {
         pair.progress.sending(buffers, sender.next());
         push(sender)?;
         counters.sent(sent, bytes);
+        if let Some(lane) = steering.as_ref().and_then(|steering| steering.lane(self.queue)) {
+            lane.sent.fetch_add(sent, Relaxed);
+        }
         pair.progress.sent(buffers);
         give_back(sender, pair, ledger, *umem);
         Ok(Sent { done, blocked: done < packets.len() })
