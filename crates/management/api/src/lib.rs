@@ -19,6 +19,7 @@ mod trace;
 mod translation;
 mod types;
 mod upgrade;
+mod uplink;
 
 pub use acl::*;
 pub use client::SwitchProxy;
@@ -36,6 +37,7 @@ pub use trace::{TraceOutput, TraceReport};
 pub use translation::Translation;
 pub use types::*;
 pub use upgrade::{KeptProcess, NewProcess, PortPause, Upgraded};
+pub use uplink::*;
 
 /// Name of the interface.
 pub const INTERFACE: &str = "org.lasthop.Switch";
