@@ -6,7 +6,7 @@ use lasthop_connection::Ask;
 use lasthop_ipc::{Channel, ChannelError};
 use lasthop_session_ipc::{Bounds, SessionToSupervisor, Step, SupervisorToSession};
 use lasthop_sys::{Aside, Beat, Epoll, Foreign, Trigger};
-use lasthop_vhostuser::{GRANTS, MAX_RING, Session, SessionError, Switch};
+use lasthop_vhostuser::{GRANTS, MAX_RING, Session, SessionError, Switch, Unprepared};
 use std::error::Error;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
@@ -91,8 +91,15 @@ impl Server {
                 Ok((SupervisorToSession::Switch, channel)) => self.next = channel,
                 Ok((SupervisorToSession::Bounds(bounds), _)) => self.set_bounds(bounds),
                 Ok((SupervisorToSession::Move(step), channel)) => {
-                    let done = self.go_over(step, channel);
-                    self.supervisor.send(&SessionToSupervisor::Moved(step, done), None)?;
+                    let said = match self.go_over(step, channel) {
+                        Ok(pause) => SessionToSupervisor::Moved(step, Ok(pause)),
+                        Err(Unprepared::NotNow(why)) => SessionToSupervisor::Moved(step, Err(why)),
+                        Err(Unprepared::Never(error)) => {
+                            self.end(&error);
+                            SessionToSupervisor::StaysBehind(error.to_string())
+                        }
+                    };
+                    self.supervisor.send(&said, None)?;
                 }
                 Ok((SupervisorToSession::Connection, Some(socket))) => self.connect(socket),
                 Ok((SupervisorToSession::Connection, None)) => tracing::error!("a connection without its socket"),
@@ -129,24 +136,25 @@ impl Server {
         self.epoll.add(session.switch(), SWITCH, Trigger::Level)
     }
 
-    /// A step of the way to another switch, if there is a front-end. After an error the supervisor has everybody stay.
-    fn go_over(&mut self, step: Step, channel: Option<OwnedFd>) -> Result<Option<u64>, String> {
+    /// A step of the way to another switch, if there is a front-end. After an error the supervisor has everybody stay, or this port alone.
+    fn go_over(&mut self, step: Step, channel: Option<OwnedFd>) -> Result<Option<u64>, Unprepared> {
         let Some(session) = &mut self.session else { return Ok(None) };
         match step {
             Step::Prepare => {
-                let next = Remote::new(channel.ok_or("there was no channel to the new switch")?, self.beat.clone());
+                let no_channel = || Unprepared::NotNow("there was no channel to the new switch".into());
+                let next = Remote::new(channel.ok_or_else(no_channel)?, self.beat.clone());
                 self.unwatch();
                 self.session.as_mut().map_or(Ok(()), |session| session.prepare(next))?;
             }
-            Step::Hold => session.hold()?,
-            Step::Cross => session.cross()?,
-            Step::GoOn => return Ok(session.go_on()?.map(|pause| pause.as_nanos() as u64)),
+            Step::Hold => session.hold().map_err(Unprepared::NotNow)?,
+            Step::Cross => session.cross().map_err(Unprepared::NotNow)?,
+            Step::GoOn => return Ok(session.go_on().map_err(Unprepared::NotNow)?.map(|pause| pause.as_nanos() as u64)),
             Step::Leave | Step::Stay => {
                 let done = if step == Step::Leave { session.leave() } else { session.stay() };
                 let done = done.and_then(|()| self.watch_again());
                 if let Err(error) = done {
                     self.end(&error);
-                    return Err(error.to_string());
+                    return Err(Unprepared::NotNow(error.to_string()));
                 }
             }
         }

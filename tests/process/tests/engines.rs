@@ -113,6 +113,38 @@ fn engines_and_their_ports_change_under_load() {
     assert!(stats["switch"]["replaced"].as_array().unwrap().iter().all(|of| of["times"] == 0), "{stats}");
 }
 
+/// A front-end that has cut its guest's memory, and stays: no other switch can have it, and it keeps nobody else from going over.
+#[test]
+fn a_front_end_whose_memory_is_gone_keeps_nobody_where_they_are() {
+    let dir = scratch();
+    let ports = ["a", "b", "x", "x2"].map(|name| Port::listen(name, dir.path()));
+    let lasthop = Lasthop::start(&ports);
+    let socket = |name: &str| dir.path().join(format!("{name}.sock"));
+    let bystanders = Bystanders::start(&socket("a"), &socket("b"), [mac(1), mac(2)]);
+    bystanders.still_exchange();
+    let cut = Guest::connect(&socket("x"), mac(3), Options::default());
+    rustix::fs::ftruncate(cut.net.region().1, 4096).expect("it is ours");
+    let since = || ["a", "b"].map(|name| lasthop.log().matches(&format!("port {name}: connection ended")).count());
+    let cpu = cpus()[0].to_string();
+    changed(&lasthop, &["engine", "add", "poll", &cpu]);
+    bystanders.still_exchange();
+    assert_eq!(since(), [0, 0], "{}", lasthop.log());
+    let log = lasthop.log();
+    assert!(
+        log.contains("port x stays behind, and its front-end has to connect again: to go over to another"),
+        "{log}"
+    );
+    assert!(log.contains("port x: connection ended: to go over to another switch"), "{log}");
+    // With memory that is there it does, and goes along the next time.
+    drop(cut);
+    let mut back = Guest::connect(&socket("x"), mac(3), Options::default());
+    let mut other = Guest::connect(&socket("x2"), mac(4), Options::default());
+    back.greet_when_back(&mut other, 1);
+    changed(&lasthop, &["engine", "del", "poll", &cpu]);
+    bystanders.still_exchange();
+    back.greet(&mut other, 2);
+}
+
 #[test]
 fn what_cannot_be_is_refused_and_changes_nothing() {
     let dir = scratch();

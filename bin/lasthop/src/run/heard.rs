@@ -34,20 +34,23 @@ impl Supervisor {
                     warn!("lasthop-control {what}; killing it");
                     self.control.kill_for(&format!("it {what}"));
                 }
-                SwitchToSupervisor::ConnectionClosed { port, reason } => {
-                    self.monitor.forget(port.0);
-                    self.sessions.connection_closed(port);
-                    let now = Instant::now();
-                    if let Some(cgroup_accounting) = &mut self.cgroup_accounting {
-                        cgroup_accounting.set_vm(port.0, None, self.port_threads.of(port.0, self.switch.pid()));
-                    }
-                    if let Some(uplink) = self.uplinks.get_mut(&port.0) {
-                        uplink.connection_closed(now, &reason);
-                    } else if let Some(port) = self.ports.get_mut(&port.0) {
-                        port.connection_closed(now, &reason);
-                    }
-                }
+                SwitchToSupervisor::ConnectionClosed { port, reason } => self.connection_closed(port, &reason),
             }
+        }
+    }
+
+    /// A front-end's connection has ended.
+    pub(super) fn connection_closed(&mut self, port: PortId, reason: &str) {
+        self.monitor.forget(port.0);
+        self.sessions.connection_closed(port);
+        let now = Instant::now();
+        if let Some(cgroup_accounting) = &mut self.cgroup_accounting {
+            cgroup_accounting.set_vm(port.0, None, self.port_threads.of(port.0, self.switch.pid()));
+        }
+        if let Some(uplink) = self.uplinks.get_mut(&port.0) {
+            uplink.connection_closed(now, reason);
+        } else if let Some(port) = self.ports.get_mut(&port.0) {
+            port.connection_closed(now, reason);
         }
     }
 

@@ -266,9 +266,10 @@ impl Supervisor {
         let id = token as u32;
         let limits = [false, true].map(|translates| self.sessions.limit(translates));
         let Some(Session { child, .. }) = self.sessions.all.get_mut(&id) else { return };
-        let mut steps = Vec::new();
+        let (mut steps, mut stays) = (Vec::new(), None);
         for message in child.receive(&self.epoll, now) {
             match message {
+                SessionToSupervisor::StaysBehind(why) => stays = Some(why),
                 SessionToSupervisor::Moved(step, done) => steps.push((step, done)),
                 SessionToSupervisor::Ready => child.set_ready(),
                 SessionToSupervisor::Translates(translates) => {
@@ -278,6 +279,9 @@ impl Supervisor {
         }
         let ended = if token >= PIDS { child.reap(&self.epoll, now) } else { None };
         steps.into_iter().for_each(|(step, done)| self.port_moved(id, step, done));
+        if let Some(why) = stays {
+            self.port_stays_behind(id, &why);
+        }
         if let Some(ended) = ended {
             self.session_ended(id, &ended, now);
         }

@@ -307,8 +307,10 @@ impl Supervisor {
                     upgrade.threads.insert(port.0, thread);
                 }
             }
+            // A port that is not prepared yet may stay behind; its session process will say so, or that it cannot go.
             SwitchToSupervisor::ConnectionClosed { port, reason } => {
-                if upgrade.ports.contains(&port.0) && upgrade.failed.is_none() {
+                let prepares = upgrade.step == Some(Step::Prepare) && upgrade.waits.contains(&port.0);
+                if upgrade.ports.contains(&port.0) && !prepares && upgrade.failed.is_none() {
                     let name = self.name_of_port(port.0);
                     self.undo_upgrade(format!("the new switch lets go of port {name}: {reason}"));
                 }
@@ -369,6 +371,22 @@ impl Supervisor {
         if let Some(upgrade) = &mut self.upgrade {
             upgrade.waits.remove(&port);
         }
+        self.go_on_upgrading();
+    }
+
+    /// No switch takes this port's front-end as it is, for a reason of its own: all others go without it. Its connection has ended, and it connects to the
+    /// new switch when it does so again. A front-end is not to keep others where they are.
+    pub(super) fn port_stays_behind(&mut self, port: u32, why: &str) {
+        let Some(upgrade) = self.upgrade.as_mut().filter(|upgrade| upgrade.step == Some(Step::Prepare)) else { return };
+        if !upgrade.waits.remove(&port) {
+            return;
+        }
+        upgrade.ports.remove(&port);
+        let name = self.name_of_port(port);
+        warn!("upgrade: port {name} stays behind, and its front-end has to connect again: {why}");
+        self.sessions.moved(port, false);
+        // The switch before may be gone before it says so.
+        self.connection_closed(PortId(port), why);
         self.go_on_upgrading();
     }
 

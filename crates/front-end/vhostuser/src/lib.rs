@@ -42,6 +42,6 @@ pub use outcome::{Refusal, SessionError};
 pub use ring::RingState;
 #[cfg(any(test, feature = "frontend"))]
 pub use session::RingView;
-pub use session::{MAX_RING, Session};
+pub use session::{MAX_RING, Session, Unprepared};
 pub use switch::{Lost, Switch};
 pub use transport::{HALF_MESSAGE, SILENCE};

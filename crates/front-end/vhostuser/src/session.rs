@@ -24,6 +24,7 @@ use zerocopy::IntoBytes;
 
 mod commands;
 mod handover;
+pub use handover::Unprepared;
 mod log;
 mod translation;
 #[cfg(any(test, feature = "frontend"))]

@@ -28,7 +28,7 @@ const SIZE: u64 = 0x10_0000;
 const PARTS: (u64, u64, u64) = (0, 0x1000, 0x2000);
 
 fn memfd(size: u64) -> OwnedFd {
-    let fd = memfd_create("vhostuser-test", MemfdFlags::CLOEXEC).unwrap();
+    let fd = memfd_create("vhostuser-test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
     ftruncate(&fd, size).unwrap();
     fd
 }

@@ -51,4 +51,7 @@ pub enum SessionToSupervisor {
     Moved(Step, Result<Option<u64>, String>),
     /// Whether the guest's own IOMMU translates addresses: then its traffic waits for this process.
     Translates(bool),
+    /// Instead of `Moved(Prepare, …)`: no other switch would take this front-end as it is, for a reason of its own, one line. Its connection has ended; all others
+    /// can go over.
+    StaysBehind(String),
 }

@@ -16,6 +16,8 @@
 use super::commands::{copy, words};
 use super::*;
 use lasthop_connection::MAX_TABLE;
+use lasthop_guestmem::MapError;
+use rustix::io::Errno;
 use std::time::Duration;
 
 /// What is under way.
@@ -30,16 +32,28 @@ pub(super) struct Handover<S> {
     since: Option<Instant>,
 }
 
+/// Why a port does not go over.
+#[derive(Debug, thiserror::Error)]
+pub enum Unprepared {
+    /// It cannot at the moment: one line.
+    #[error("{0}")]
+    NotNow(String),
+    /// No switch takes its front-end as it is, whose doing that is: its connection is to be ended so.
+    #[error("{0}")]
+    Never(SessionError),
+}
+
 impl<S: Switch> Session<S> {
-    /// Tells another switch all but where rings stand. An error, one line, says why it cannot be; nothing has changed then.
-    pub fn prepare(&mut self, next: S) -> Result<(), String> {
+    /// Tells another switch all but where rings stand. After an error nothing has changed.
+    pub fn prepare(&mut self, next: S) -> Result<(), Unprepared> {
         if self.unkept {
-            return Err("there was no descriptor left to keep a copy of what its front-end has sent".into());
+            let why = "there was no descriptor left to keep a copy of what its front-end has sent";
+            return Err(Unprepared::NotNow(why.into()));
         }
         let before = std::mem::replace(&mut self.switch, next);
         let told = self.tell_all();
         let other = std::mem::replace(&mut self.switch, before);
-        told.map_err(|fault| format!("the new switch does not take it: {}", describe(&fault)))?;
+        told.map_err(unprepared)?;
         self.handover = Some(Handover { other, crossed: false, held: Vec::new(), since: None });
         Ok(())
     }
@@ -216,6 +230,24 @@ impl<S: Switch> Session<S> {
 
 fn no_descriptor() -> Fault {
     Refusal::Switch("there is no descriptor left".into()).into()
+}
+
+/// A file that was cut, or sealed against what a switch needs, since a switch mapped it: that is its owner's doing, and stays so. Any other want may be the
+/// new switch's.
+fn unprepared(fault: Fault) -> Unprepared {
+    const SEALED: [Errno; 2] = [Errno::PERM, Errno::ACCESS];
+    let own = |error: &MapError| match error {
+        MapError::FileTooShort { .. } | MapError::Kind(_) => true,
+        MapError::Refused { errno, .. } => SEALED.iter().any(|sealed| sealed.raw_os_error() == *errno),
+        _ => false,
+    };
+    match fault {
+        Fault::Meaning(Refusal::Memory(error)) if own(&error) => {
+            let request = "to go over to another switch".to_owned();
+            Unprepared::Never(SessionError::Refused { request, why: Refusal::Memory(error), of_memory: true })
+        }
+        fault => Unprepared::NotNow(format!("the new switch does not take it: {}", describe(&fault))),
+    }
 }
 
 fn describe(fault: &Fault) -> String {

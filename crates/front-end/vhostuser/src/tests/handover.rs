@@ -1,8 +1,10 @@
 //! The way to another switch: what each of the two has after every step, there and back.
 
 use super::*;
+use crate::Unprepared;
 use crate::message::LogDesc;
 use lasthop_sys::Aside;
+use rustix::fs::{SealFlags, fcntl_add_seals};
 
 const ALL: Features = Features::VERSION_1.union(Features::PROTOCOL_FEATURES).union(Features::LOG_ALL);
 
@@ -98,14 +100,19 @@ fn a_broken_ring_is_not_mended_by_it() {
     assert_eq!(runs(&other), [true, false]);
 }
 
-/// Memory that cannot be mapped there: the port stays where it is.
+/// Memory that nobody can map any more as it was mapped: that is its front-end's doing, and others are to go without it. The port stays where it is.
 #[test]
 fn a_switch_that_refuses_memory_gets_no_port() {
-    let (mut rig, _call, other) = rig();
-    // Its file has become too short.
-    ftruncate(&rig.ram, 4096).unwrap();
-    let why = rig.session.prepare(Local::new(other.clone(), &Aside::new("test"))).unwrap_err();
-    assert!(why.starts_with("the new switch does not take it: "), "{why}");
-    assert!(!rig.session.is_going_over());
-    assert_eq!((runs(&rig.queues), runs(&other)), ([true, true], [false, false]));
+    let cut = |rig: &Rig| ftruncate(&rig.ram, 4096).unwrap();
+    let seal = |rig: &Rig| fcntl_add_seals(&rig.ram, SealFlags::FUTURE_WRITE).unwrap();
+    for (spoil, says) in [(cut as fn(&Rig), "4096"), (seal, "ermitted")] {
+        let (mut rig, _call, other) = rig();
+        spoil(&rig);
+        let why = rig.session.prepare(Local::new(other.clone(), &Aside::new("test"))).unwrap_err();
+        let own = matches!(&why, Unprepared::Never(SessionError::Refused { of_memory: true, .. }));
+        let why = why.to_string();
+        assert!(own && why.starts_with("to go over to another switch: ") && why.contains(says), "{why}");
+        assert!(!rig.session.is_going_over());
+        assert_eq!((runs(&rig.queues), runs(&other)), ([true, true], [false, false]));
+    }
 }
