@@ -7,7 +7,7 @@ use crate::ports::{PortEntry, Removed};
 use crate::unsent::{ToSupervisor, Unsent};
 use lasthop_connection::{Connection, End, Rings};
 use lasthop_flow::{Action, InsertError};
-use lasthop_forward::{CACHE_ENTRIES, Datapath, Forwarder, Order, Orders};
+use lasthop_forward::{CACHE_ENTRIES, Datapath, Forwarder, Order, Orders, PATIENCE_MS};
 use lasthop_frame::{FlowKey, FlowMask};
 use lasthop_guestmem::{GuestMemory, MemoryLimits, PinnedSlice, RegionSpec};
 use lasthop_ipc::{
@@ -91,7 +91,7 @@ impl Server {
     pub fn new(given: Arguments, told: SwitchSettings, left_out: Vec<String>) -> Result<Self, Failure> {
         let Arguments { supervisor, journal, view, prompter } = given;
         let (pace, overtaken) = told.patience_ms;
-        let patience = Patience { pace: pace.into(), overtaken: overtaken.into() };
+        let patience = Patience { pace: pace.into(), overtaken: overtaken.into(), ..PATIENCE_MS };
         let datapath = Arc::new(Datapath::new(told.max_flows, patience)?);
         let warn = |line| datapath.say(PortId(0), Level::Warn, line);
         left_out.iter().for_each(|step| warn(format!("sandbox: going on without {step}")));

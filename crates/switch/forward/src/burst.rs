@@ -22,7 +22,7 @@ pub const PORT_CACHE_ENTRIES: [usize; 2] = [1 << 10, 16 << 10];
 /// How long packets wait for buffers, in milliseconds. After that those that find no buffer are dropped at once: see
 /// [`Shortage`](lasthop_virtqueue::Shortage) for when a receiver is waited for again, [`SenderPatience`](lasthop_virtqueue::SenderPatience) for
 /// when a sender waits again, and for one that has nothing for others.
-pub const PATIENCE_MS: Patience = Patience { pace: 10, overtaken: 2 };
+pub const PATIENCE_MS: Patience = Patience { pace: 10, overtaken: 2, remembered: 1000 };
 /// While packets wait for a receiver that may get no more for now, and nothing is there for others, how often it is looked whether
 /// something has come for others.
 const LOOK_NS: u64 = 1_000_000;

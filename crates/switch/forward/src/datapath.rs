@@ -55,7 +55,11 @@ impl Datapath {
             broken: Lock::default(),
             lines: Lock::default(),
             control_answers: AtomicBool::new(false),
-            patience_ns: Patience { pace: ns(patience_ms.pace), overtaken: ns(patience_ms.overtaken) },
+            patience_ns: Patience {
+                pace: ns(patience_ms.pace),
+                overtaken: ns(patience_ms.overtaken),
+                remembered: ns(patience_ms.remembered),
+            },
             started: Instant::now(),
         })
     }

@@ -456,7 +456,7 @@ fn packets_wait_a_little_for_a_receiver_without_buffers_and_then_no_more() {
 
 #[test]
 fn without_patience_packets_do_not_wait_for_buffers() {
-    let (datapath, mut forwarder) = switch_with(Patience { pace: 0, overtaken: 0 });
+    let (datapath, mut forwarder) = switch_with(Patience { pace: 0, overtaken: 0, ..PATIENCE_MS });
     let mut a = Guest::new(&datapath, 1, NetConfig::default(), 0);
     let mut b = Guest::new(&datapath, 2, NetConfig { size: 4, ..NetConfig::default() }, 0);
     datapath.flows().insert(flow(1, &[2]), 0).unwrap();

@@ -48,6 +48,9 @@ pub struct Patience {
     /// How long a packet waits that others of its sender have overtaken, and for how long packets of a sender that nobody has looked
     /// at stand behind those that wait.
     pub overtaken: u64,
+    /// What a sender waited while it had nothing for others is remembered up to so much, or one wait if that is longer: charged [`SHARE`] times, it makes
+    /// a ring impatient for so long at most.
+    pub remembered: u64,
 }
 
 /// What is known of a receiver that had too few buffers.
@@ -106,8 +109,9 @@ pub struct SenderPatience {
     /// For how long that was so, times [`SHARE`], less what has leaked until `leaked`.
     bucket: u64,
     leaked: u64,
-    /// For how long that was so while there was nothing for another receiver than this one.
+    /// For how long that was so while there was nothing for another receiver than this one, times [`SHARE`], less what had leaked until `counted`.
     alone: u64,
+    counted: u64,
     alone_with: PortId,
     /// The receiver's buffers are being translated.
     pub translated: bool,
@@ -122,6 +126,7 @@ impl Default for SenderPatience {
             bucket: 0,
             leaked: 0,
             alone: 0,
+            counted: 0,
             alone_with: PortId(0),
             translated: false,
         }
@@ -142,8 +147,9 @@ impl SenderPatience {
         // No wait counts for more: a host that was suspended says nothing about its guests.
         let most = self.times(patience.pace).saturating_mul(UNLUCKY);
         let blocked = self.blocked_since.take().map_or(0, |since| now.saturating_sub(since));
-        // Half a share: what seldom comes for others is held up for little more than one part of all time, and makes a ring impatient for 40 s at most.
-        self.alone = (self.alone + blocked.min(most)).min(most.saturating_mul(SHARE / 2));
+        // Many waits: what seldom comes for others is held up for little more than one part of all time. And less than that of all time is forgotten.
+        self.leak(now);
+        self.alone = (self.alone + blocked.min(most) * SHARE).min(most.max(patience.remembered) * SHARE);
         if ahead.done != 0 {
             self.charge(now, patience);
         }
@@ -168,9 +174,14 @@ impl SenderPatience {
         }
     }
 
+    fn leak(&mut self, now: u64) {
+        self.alone = self.alone.saturating_sub(now.saturating_sub(std::mem::replace(&mut self.counted, now)));
+    }
+
     fn charge(&mut self, now: u64, patience: Patience) {
+        self.leak(now);
         let leaked = now.saturating_sub(self.leaked);
-        self.bucket = self.bucket.saturating_sub(leaked) + std::mem::take(&mut self.alone) * SHARE;
+        self.bucket = self.bucket.saturating_sub(leaked) + std::mem::take(&mut self.alone);
         self.leaked = now;
         let limit = self.times(patience.overtaken).saturating_mul(SHARE);
         if self.bucket > limit {
@@ -198,7 +209,7 @@ impl SenderPatience {
 mod tests {
     use super::*;
 
-    const PATIENCE_MS: Patience = Patience { pace: 10, overtaken: 2 };
+    const PATIENCE_MS: Patience = Patience { pace: 10, overtaken: 2, remembered: 1000 };
 
     /// Whether a receiver that takes `a_ms(n)` in millisecond `n`, and is found without buffers in each, is slow in the last.
     fn slow(milliseconds: u64, a_ms: impl Fn(u64) -> u64) -> bool {
@@ -298,7 +309,7 @@ mod tests {
         const MS: u64 = 1_000_000;
         for (phase, pause) in (0..10).flat_map(|phase| (1..10).map(move |pause| (phase * MS / 10, pause * MS / 10))) {
             let (mut sender, mut blocked) = (SenderPatience::default(), 0);
-            let patience = Patience { pace: 10 * MS, overtaken: 2 * MS };
+            let patience = Patience { pace: 10 * MS, overtaken: 2 * MS, remembered: 1000 * MS };
             for ms in 1000..41_000 {
                 let now = ms * MS + phase;
                 if sender.begin(Ahead::default(), now, patience) {
@@ -332,6 +343,36 @@ mod tests {
             }
             assert!(still / 600 <= most, "{still} of 600 000 ms, {every_ms} ms, {between_ms} ms");
         }
+    }
+
+    /// However patient the switch was told to be, and whether or not buffers are translated: a second, or one wait if that is longer.
+    #[test]
+    fn what_is_charged_at_most_does_not_grow_with_patience() {
+        for (pace, translated, most) in [(10, false, 1000), (10, true, 1000), (1000, false, 5000), (100, true, 5000)] {
+            let (patience, mut sender) = (Patience { pace, ..PATIENCE_MS }, SenderPatience::default());
+            sender.translated = translated;
+            for ms in 0..100_000 {
+                sender.begin(if ms == 0 { Ahead::default() } else { ahead(0, 64) }, ms, patience);
+                sender.end(64, 0, ms, Some(PortId(2)));
+            }
+            sender.delivered(PortId(3), 100_000, patience);
+            assert!(!sender.begin(Ahead::default(), 100_000 + (most - 20) * SHARE, patience), "{pace}, {translated}");
+            assert!(sender.begin(Ahead::default(), 100_000 + most * SHARE, patience), "{pace}, {translated}");
+        }
+    }
+
+    /// Of a second less than its fortieth part, for as long as one likes; then something is for another.
+    #[test]
+    fn what_is_less_than_one_part_in_forty_is_not_remembered() {
+        let mut sender = SenderPatience::default();
+        for ms in (0..1_000_000).step_by(1000) {
+            sender.begin(if ms == 0 { Ahead::default() } else { ahead(0, 64) }, ms, PATIENCE_MS);
+            sender.end(64, 0, ms, Some(PortId(2)));
+            sender.begin(ahead(0, 64), ms + 1, PATIENCE_MS);
+            sender.end(64, 0, ms + 1, None);
+        }
+        sender.delivered(PortId(3), 1_000_000, PATIENCE_MS);
+        assert!(sender.begin(Ahead::default(), 1_000_001, PATIENCE_MS));
     }
 
     #[test]

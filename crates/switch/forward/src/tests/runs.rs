@@ -2,7 +2,7 @@
 //! their own: whatever ends such a run, nothing is lost, doubled, overtaken or put where it does not belong.
 
 use super::{Guest, MS, layouts, switch, switch_with, to_station};
-use crate::Order;
+use crate::{Order, PATIENCE_MS};
 use lasthop_flow::{Action, FlowSpec};
 use lasthop_frame::testutil::Frame;
 use lasthop_frame::{FlowKey, FlowMask, VnetHdr};
@@ -203,7 +203,7 @@ fn a_flow_that_is_met_lets_those_go_first_that_missed_it() {
 /// A receiver with four queues, one of which gets more than it has buffers, and among its packets some for their own sender.
 #[test]
 fn connections_of_a_receiver_with_several_queues_stay_in_order_while_one_is_full() {
-    let (datapath, mut forwarder) = switch_with(Patience { pace: 1000, overtaken: 1000 });
+    let (datapath, mut forwarder) = switch_with(Patience { pace: 1000, overtaken: 1000, ..PATIENCE_MS });
     let mut a = Guest::new(&datapath, 1, NetConfig::default(), 0);
     let mut b = Guest::new(&datapath, 2, NetConfig { pairs: 4, size: 4, ..NetConfig::default() }, 0);
     for to in [1, 2] {
