@@ -138,7 +138,10 @@ impl Server {
 
     /// A step of the way to another switch, if there is a front-end. After an error the supervisor has everybody stay, or this port alone.
     fn go_over(&mut self, step: Step, channel: Option<OwnedFd>) -> Result<Option<u64>, Unprepared> {
-        let Some(session) = &mut self.session else { return Ok(None) };
+        let Some(session) = &mut self.session else {
+            // It has hung up since the supervisor last heard: nobody is at the new switch's channel, which is not to end this for all others.
+            return if step == Step::Prepare { Err(Unprepared::Never(SessionError::Closed)) } else { Ok(None) };
+        };
         match step {
             Step::Prepare => {
                 let no_channel = || Unprepared::NotNow("there was no channel to the new switch".into());
