@@ -228,7 +228,7 @@ impl Server {
         if !queues.kept().eq(self.kept.iter().copied()) {
             let kept: Vec<u32> = queues.kept().collect();
             // If the supervisor has too much to do, it is said the next time.
-            if supervisor.send(&UplinkToSupervisor::Kept(kept.clone()), None).is_ok() {
+            if supervisor.send(&UplinkToSupervisor::QueueOwners(kept.clone()), None).is_ok() {
                 self.kept = kept;
             }
         }

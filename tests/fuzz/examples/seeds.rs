@@ -389,7 +389,7 @@ fn messages() -> Vec<Vec<u8>> {
         seed(6, &FromControl::Ask { request: 2, question: DatapathRequest::Meter(3) }),
         seed(0x18, &UplinkToSupervisor::Keep),
         seed(8, &UplinkToSupervisor::Ready(device)),
-        seed(8, &UplinkToSupervisor::Kept(vec![0, 7, 0])),
+        seed(8, &UplinkToSupervisor::QueueOwners(vec![0, 7, 0])),
         seed(8, &UplinkToSupervisor::Failed("the device is gone".into())),
         seed(8, &UplinkToSupervisor::Pong { number: 7, counters }),
         seed(8, &UplinkToSupervisor::Heard { token: [9; 16], vlan: 7 }),

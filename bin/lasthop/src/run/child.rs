@@ -5,7 +5,7 @@ mod program;
 mod second;
 
 use super::backoff::Backoff;
-use super::closing::{Came, close_aside};
+use super::closing::{Came, close_aside, drop_aside};
 use super::handover;
 use super::watchdog::{self, Hung, Watchdog};
 use command_fds::{CommandFdExt, FdMapping};
@@ -138,7 +138,7 @@ impl Ended {
     }
 }
 
-impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
+impl<S: Serialize + 'static, R: DeserializeOwned + 'static> Child<S, R> {
     /// A child that is not running. `epoll` will report its channel and its end by the tokens.
     pub fn new(name: &str, path: PathBuf, arguments: Vec<String>, channel_token: u64, pid_token: u64) -> Self {
         let backoff = Backoff::new(START_WAIT.0, START_WAIT.1);
@@ -553,7 +553,7 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
     }
 }
 
-impl<S, R> Running<S, R> {
+impl<S: 'static, R: 'static> Running<S, R> {
     fn kill(&self, now: Instant) {
         let _ = self.pidfd.kill();
         self.killed.set(self.killed.get().or(Some(now)));
@@ -565,10 +565,11 @@ impl<S, R> Running<S, R> {
 
     /// It has ended. What it has sent and nobody has read goes with its channels, and may be any file.
     fn forget(self, epoll: &Epoll) {
-        let _ = epoll.delete(&self.pidfd);
-        let channels = std::iter::once(&self.channel).chain(&self.second);
-        let channels = channels.filter_map(|channel| channel.as_fd().try_clone_to_owned().ok());
-        close_aside(channels.chain(self.namespace).collect());
+        let Self { pidfd, channel, second, namespace, .. } = self;
+        let _ = epoll.delete(&pidfd);
+        // One whose end was heard is deleted already.
+        let _ = epoll.delete(&channel);
+        drop_aside((channel, second, namespace));
     }
 }
 

@@ -35,10 +35,15 @@ impl Drop for Counted {
 /// Closes what the kernel takes its time to close, which nobody should wait for.
 pub fn close_aside(descriptors: Vec<OwnedFd>) {
     if !descriptors.is_empty() {
-        // Without a thread it is done here, and takes as long.
-        let descriptors = Closing::new(descriptors);
-        let _ = std::thread::Builder::new().name("close".into()).spawn(move || drop(descriptors));
+        drop_aside(descriptors);
     }
+}
+
+/// Drops what holds descriptors, by a thread of its own.
+pub fn drop_aside(thing: impl Send + 'static) {
+    // Without a thread it is done here, and takes as long.
+    let thing = Closing::new(thing);
+    let _ = std::thread::Builder::new().name("close".into()).spawn(move || drop(thing));
 }
 
 /// Descriptors that a process has sent, which may be any file there is. They are closed aside wherever this is dropped.

@@ -103,7 +103,7 @@ pub struct Driver {
     counters: UplinkCounters,
     page: Option<OwnedFd>,
     /// Which port each of its queues is kept for, as last heard; 0: for none.
-    kept: Vec<u32>,
+    queue_owners: Vec<u32>,
     /// Within which it is found out that it hangs.
     limit: Duration,
     /// When it last showed that it lives.
@@ -129,7 +129,7 @@ impl Driver {
             descriptors: Came::default(),
             inherited: false,
             counters: UplinkCounters::default(),
-            kept: Vec::new(),
+            queue_owners: Vec::new(),
             page: None,
             limit,
             heard: now,
@@ -289,14 +289,33 @@ impl Driver {
 
     /// Takes what it says.
     pub fn hear(&mut self, epoll: &Epoll, now: Instant) -> Option<Heard> {
+        let mut messages = self.child.receive_with_fds(epoll, now).into_iter();
+        // Whoever speaks to it now may have taken it over. What comes along unwanted is closed aside, all of it by one thread, as is what lies behind a
+        // message that ends this.
+        let mut others = Came::default();
+        let heard = self.hear_all(&mut messages, &mut others, now);
+        messages.for_each(|(_, fd)| others.append(fd));
+        heard
+    }
+
+    fn hear_all(
+        &mut self,
+        messages: &mut impl Iterator<Item = (UplinkToSupervisor, Came)>,
+        others: &mut Came,
+        now: Instant,
+    ) -> Option<Heard> {
         let mut heard = None;
-        for (message, fd) in self.child.receive_with_fds(epoll, now) {
+        for (message, fd) in messages {
             let message = message.bounded();
-            // Whoever speaks to it now may have taken it over. What comes along unwanted is closed aside, as is what lies behind a message that ends this.
+            if !fd.all().is_empty() && !matches!(message, UplinkToSupervisor::Keep) {
+                others.append(fd);
+                return Some(Heard::Failed("it gives away a file with what needs none".into()));
+            }
             let unwanted = self.child.is_ready() || self.inherited || self.descriptors.all().len() >= MAX_KEPT;
             match message {
                 UplinkToSupervisor::Keep => {
                     if unwanted {
+                        others.append(fd);
                         return Some(Heard::Failed("it gives away what nobody wants".into()));
                     }
                     self.descriptors.append(fd);
@@ -319,7 +338,7 @@ impl Driver {
                     }
                     self.counters = counters;
                 }
-                UplinkToSupervisor::Kept(ports) => self.kept = ports,
+                UplinkToSupervisor::QueueOwners(ports) => self.queue_owners = ports,
                 UplinkToSupervisor::Heard { token, vlan } => self.tokens.push((token, vlan)),
                 UplinkToSupervisor::Failed(why) => {
                     self.child.set_fault(&why);
@@ -335,7 +354,7 @@ impl Driver {
         let ended = self.child.reap(epoll, now)?;
         self.descriptors = Came::default();
         self.tokens.clear();
-        self.kept.clear();
+        self.queue_owners.clear();
         let mut bytes = [0; COUNTERS_PAGE];
         if let Some(page) = self.page.take()
             && let Ok(read) = rustix::io::pread(&page, &mut bytes, 0)
@@ -374,8 +393,8 @@ impl Driver {
     }
 
     /// Which port each of its queues is kept for, as last heard; 0: for none.
-    pub fn kept(&self) -> &[u32] {
-        &self.kept
+    pub fn queue_owners(&self) -> &[u32] {
+        &self.queue_owners
     }
 
     /// Somebody wants its counters as they are now: asks for them. See [`Driver::is_fresh`].

@@ -203,8 +203,17 @@ fn in_order(
 
 fn listen(run_dir: &Path, name: &str, group: Option<(String, u32)>) -> Result<(ApiSocket, Listener), RunError> {
     let socket = ApiSocket { path: run_dir.join(name), group, datagrams: false };
+    wait_for_the_one_before(&socket.path);
     let listener = socket.bind().map_err(Failed)?;
     Ok((socket, listener))
+}
+
+/// Of one that was killed the process that decides ends a moment later, and its sockets with it. Nobody else is to listen there: the lock is ours.
+fn wait_for_the_one_before(socket: &Path) {
+    let until = Instant::now() + LOCK_PATIENCE;
+    while Instant::now() < until && super::socket::connect(socket).is_ok() {
+        std::thread::sleep(LOCK_LOOK);
+    }
 }
 
 /// What the command line tells ports is added to what is remembered, and wins.

@@ -46,7 +46,7 @@ impl UplinkToSupervisor {
                 counters.queues.truncate(MAX_QUEUES);
                 counters.queues.iter_mut().for_each(|queue| queue.stations.truncate(OWNED_STATIONS));
             }
-            Self::Kept(ports) => ports.truncate(MAX_QUEUES),
+            Self::QueueOwners(ports) => ports.truncate(MAX_QUEUES),
             Self::Keep | Self::Heard { .. } => {}
         }
         self

@@ -95,7 +95,7 @@ pub enum UplinkToSupervisor {
         vlan: u16,
     },
     /// Which port each of its queues is kept for, by the queue's number, 0: for none. After each `Owners`, and when it is another one.
-    Kept(Vec<u32>),
+    QueueOwners(Vec<u32>),
 }
 
 /// How a device is used.

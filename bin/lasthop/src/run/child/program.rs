@@ -6,7 +6,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
+impl<S: Serialize + 'static, R: DeserializeOwned + 'static> Child<S, R> {
     /// Where to execute its program, and the program's file. It may have changed its place by the time that it is executed: then it is
     /// taken to be another one later on.
     pub(super) fn program_file(&self) -> (PathBuf, Option<OwnedFd>) {

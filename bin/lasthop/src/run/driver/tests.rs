@@ -25,6 +25,11 @@ fn lingering() -> (OwnedFd, TcpStream) {
 
 /// A driver whose process sends so many parts of its device, the last of which lingers.
 fn with_parts(parts: usize, then: impl FnOnce(&mut Driver, &Epoll, &mut std::process::Child)) {
+    with_said(&vec![UplinkToSupervisor::Keep; parts], then);
+}
+
+/// A driver whose process says this, a file with each, of which the last lingers.
+fn with_said(said: &[UplinkToSupervisor], then: impl FnOnce(&mut Driver, &Epoll, &mut std::process::Child)) {
     let epoll = Epoll::new().expect("epoll");
     let (ours, theirs) = Channel::<UplinkToSupervisor, SupervisorToUplink>::pair().expect("sockets");
     let mut process = Command::new("sleep").arg("60").spawn().expect("it starts");
@@ -32,10 +37,10 @@ fn with_parts(parts: usize, then: impl FnOnce(&mut Driver, &Epoll, &mut std::pro
     driver.child.becomes(&process, ours);
     let mut far = Channel::<UplinkToSupervisor, SupervisorToUplink>::new(theirs);
     let (last, peer) = lingering();
-    for _ in 1..parts {
-        far.send(&UplinkToSupervisor::Keep, Some(peer.as_fd())).expect("there is room");
+    for (n, message) in (1..).zip(said) {
+        let file = if n == said.len() { last.as_fd() } else { peer.as_fd() };
+        far.send(message, Some(file)).expect("there is room");
     }
-    far.send(&UplinkToSupervisor::Keep, Some(last.as_fd())).expect("there is room");
     // The supervisor has the only one then.
     drop(last);
     let began = Instant::now();
@@ -71,4 +76,13 @@ fn what_is_kept_of_a_process_that_ends_is_closed_aside() {
             }
         });
     }
+}
+
+/// One that was taken over gives away a file with each answer.
+#[test]
+fn a_file_with_what_needs_none_ends_it() {
+    let pong = || UplinkToSupervisor::Pong { number: 7, counters: UplinkCounters::default() };
+    with_said(&[pong(), pong(), pong()], |driver, epoll, _| {
+        assert!(matches!(driver.hear(epoll, Instant::now()), Some(Heard::Failed(_))));
+    });
 }

@@ -21,7 +21,7 @@ impl Uplink {
 
     /// Takes what its process says of that; true if it is something else than before.
     pub fn learn_kept(&mut self) -> bool {
-        let kept_for = kept_for(self.driver.kept(), &self.owners);
+        let kept_for = kept_for(self.driver.queue_owners(), &self.owners);
         std::mem::replace(&mut self.kept_for, kept_for) != kept_for
     }
 
