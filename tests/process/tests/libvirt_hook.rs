@@ -24,8 +24,12 @@ fn domain(sockets: &[(String, &str)], options: &str) -> String {
 }
 
 fn call(lasthop: &Lasthop, made: &Path, words: [&str; 2], domain: &str) -> Output {
+    call_for("vm9", lasthop, made, words, domain)
+}
+
+fn call_for(guest: &str, lasthop: &Lasthop, made: &Path, words: [&str; 2], domain: &str) -> Output {
     let mut hook = Command::new(HOOK)
-        .args(["vm9", words[0], words[1], "-"])
+        .args([guest, words[0], words[1], "-"])
         .env("LASTHOP", binary("lasthop"))
         .env("LASTHOP_RUN_DIR", lasthop.run_dir())
         .env("LASTHOP_HOOK_DIR", made)
@@ -121,6 +125,46 @@ fn what_is_left_of_an_end_that_nobody_saw_is_made_anew() {
     assert_eq!(lasthop.port("web")["state"], "waiting");
     assert!(call(&lasthop, &made, ["release", "end"], &without).status.success());
     assert!(!lasthop.command(&["port", "list"]).contains("web"));
+}
+
+/// Of another domain, which is gone since the host lost its power: its port is made anew for the one that has its socket now, and goes with that one. A port that
+/// is in use stays its own domain's.
+#[test]
+fn a_port_of_a_domain_whose_end_nobody_saw_goes_with_the_next_that_has_it() {
+    let (lasthop, dir) = (Lasthop::start(&[]), scratch());
+    let made = dir.path().join("made");
+    let socket = |name: &str| (lasthop.run_dir().join(name).display().to_string(), "client");
+    let (web, db) = (|vlan: &str| domain(&[socket("web.sock")], vlan), domain(&[socket("db.sock")], ""));
+    let ok = |guest: &str, words, domain: &str| {
+        let out = call_for(guest, &lasthop, &made, words, domain);
+        assert!(out.status.success(), "{guest}: {}", String::from_utf8_lossy(&out.stderr));
+    };
+    let names = || lasthop.command(&["port", "list"]);
+    ok("a", ["prepare", "begin"], &web("--vlan 10"));
+    ok("b", ["prepare", "begin"], &web("--vlan 20"));
+    assert!(lasthop.port("web")["settings"].to_string().contains("\"20\""), "as b is told");
+    ok("a", ["prepare", "begin"], &db);
+    assert!(names().contains("web") && names().contains("db"), "web is b's now: {}", names());
+    let guest = Guest::connect(Path::new(&socket("web.sock").0), mac(9), Options::default());
+    lasthop.wait_for_state("web", "up");
+    ok("c", ["prepare", "begin"], &web("--vlan 30"));
+    ok("c", ["release", "end"], &web(""));
+    assert!(lasthop.port("web")["settings"].to_string().contains("\"20\""), "in use");
+    drop(guest);
+    ok("b", ["release", "end"], &web(""));
+    assert!(!names().contains("web") && names().contains("db"), "{}", names());
+}
+
+#[test]
+fn a_port_of_that_name_with_another_socket_keeps_the_domain_from_starting() {
+    let (lasthop, dir) = (Lasthop::start(&[]), scratch());
+    let made = dir.path().join("made");
+    let path = |name: &str| lasthop.run_dir().join(name).display().to_string();
+    lasthop.command(&["port", "add", "web", &path("mine.sock")]);
+    let out = call(&lasthop, &made, ["prepare", "begin"], &domain(&[(path("web.sock"), "client")], ""));
+    let said = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert!(!out.status.success() && said.contains("mine.sock") && said.contains("web.sock"), "{said}");
+    assert_eq!(lasthop.port("web")["path"], path("mine.sock"));
 }
 
 /// QEMU may not make a socket in lasthop's own folder.
