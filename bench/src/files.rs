@@ -72,7 +72,8 @@ mod tests {
     fn every_drawing_of_the_documents_is_there() {
         let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
         let mut shown = 0;
-        for page in fs::read_dir(&docs).unwrap().map(|entry| entry.unwrap().path()).filter(|page| page.is_file()) {
+        let pages = fs::read_dir(&docs).unwrap().map(|entry| entry.unwrap().path());
+        for page in pages.filter(|page| page.extension().is_some_and(|extension| extension == "md")) {
             let text = fs::read_to_string(&page).unwrap();
             let links = text.split("](").skip(1).filter_map(|rest| rest.split(')').next());
             for drawing in links.filter(|link| link.ends_with(".svg")) {
