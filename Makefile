@@ -6,7 +6,7 @@ CARGO ?= cargo
 FOUR = --package lasthop --package lasthop-switch --package lasthop-control --package lasthop-session
 PROGRAMS = $(FOUR) --package lasthop-device --package lasthop-cable --package lasthop-uplink --package lasthop-ovs --package lasthop-ovs-preload
 
-.PHONY: demo demo-ovn test quick bench bench-quick evidence fuzz setup setup-demo setup-ovn setup-bench build programs check clean
+.PHONY: demo demo-ovn test quick bench bench-quick evidence fuzz setup setup-demo setup-ovn setup-bench setup-long build programs check clean
 
 ## What it does, on the screen: two VMs, ping and TCP, the switch killed under them, what it saw, and a Linux bridge beside.
 demo: setup-demo
@@ -49,7 +49,7 @@ fuzz:
 setup:
 	scripts/setup
 
-setup-demo setup-ovn setup-bench:
+setup-demo setup-ovn setup-bench setup-long:
 	scripts/setup $(@:setup-%=%)
 
 # What is built together has the features of all: the switch that is measured is not to have the device's engine in it.

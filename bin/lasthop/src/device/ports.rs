@@ -8,28 +8,42 @@ use std::path::Path;
 /// The lasthop that has this port: of the host, or of the one of its devices that has one of this name while the host has none; and that device's name. The host's where nobody has it.
 ///
 /// # Errors
-/// The host's lasthop does not answer, or several devices have such a port.
+/// The host's lasthop does not answer, several devices have such a port, or none of those that answer and one does not.
 pub fn at(run_dir: &Path, port: &str) -> Result<(Instance, Option<String>), CliError> {
     let mut host = Instance::connect(run_dir)?;
     let devices = found(run_dir);
     if devices.is_empty() || has(&mut host, port)? {
         return Ok((host, None));
     }
-    // One that does not answer has no port that could be told anything.
-    let instances = devices.into_iter().filter_map(|device| {
-        let mut instance = Instance::connect(&dir_of(run_dir, &device.name)).ok()?;
-        has(&mut instance, port).is_ok_and(|has| has).then_some((instance, Some(device.name)))
-    });
-    let mut having: Vec<_> = instances.collect();
+    let (mut having, mut silent) = (Vec::new(), Vec::new());
+    for device in devices {
+        match Instance::connect(&dir_of(run_dir, &device.name))
+            .and_then(|mut it| has(&mut it, port).map(|has| (it, has)))
+        {
+            Ok((instance, true)) => having.push((instance, Some(device.name))),
+            Ok((_, false)) => {}
+            Err(_) => silent.push(device.name),
+        }
+    }
     if having.len() > 1 {
         let names: Vec<_> = having.iter().filter_map(|(_, name)| name.as_deref()).collect();
         return Err(several(port, &names, run_dir));
+    }
+    if having.is_empty() && !silent.is_empty() {
+        return Err(away(port, &silent));
     }
     Ok(having.pop().unwrap_or((host, None)))
 }
 
 fn has(instance: &mut Instance, port: &str) -> Result<bool, CliError> {
     Ok(all_ports(instance)?.iter().any(|other| other.name == port))
+}
+
+fn away(port: &str, devices: &[String]) -> CliError {
+    CliError::new(format!(
+        "the host has no port {port}, and device {} does not answer, which may have it: `lasthop doctor` says what is wrong there",
+        devices.join(" and ")
+    ))
 }
 
 fn several(port: &str, devices: &[&str], run_dir: &Path) -> CliError {

@@ -26,9 +26,13 @@ fn hangs(device: Option<&str>, dma: &DeviceDma) -> Option<Finding> {
         None => Finding::of_all("dma-hangs", "the DMA engine of this device hangs, and the processor copies"),
     };
     let copies = |n: u64| if n == 1 { "1 copy".to_owned() } else { format!("{n} copies") };
-    let finding = finding.seen(format!("it hung in {}, whose receivers' ports broke", copies(dma.lost)));
+    let finding = finding.seen(match dma.lost {
+        0 => "it hung in a sender's memory, before it wrote anything: no port broke. A front-end that takes its memory away while it sends does that"
+            .to_owned(),
+        lost => format!("it hung in {}, whose receivers' ports broke", copies(lost)),
+    });
     let finding = finding.seen(format!("{} that it had not begun were made by the processor", copies(dma.taken_back)));
-    let remedy = "a device that is started again has a new engine: `pgrep -a lasthop-device`, and `kill` it; guests' ports connect anew by themselves";
+    let remedy = "a device that is started again has a new engine: `kill` the `lasthop-device` below this device's `lasthop run` (`ps -ef --forest`); guests' ports connect anew by themselves";
     (dma.state != "runs").then(|| finding.remedy(remedy))
 }
 

@@ -273,7 +273,8 @@ fn give_up() {
 fn by_processor(descriptor: &layout::Descriptor, done: usize) {
     let (from, to) = (descriptor.source as *const u8, descriptor.destination as *mut u8);
     let left = descriptor.size().saturating_sub(done);
-    // SAFETY: whoever asked for it vouched for the ranges, which stay mapped until it is made (see `let_go`).
+    // SAFETY: whoever asked for it vouched for the ranges. Who settles holds the receiver's ring, and with it both memories: `let_go` does not wait for
+    // copies that were taken back.
     unsafe { copy::copy(from.wrapping_add(done), to.wrapping_add(done), left) };
 }
 
