@@ -1,10 +1,13 @@
 //! An engine that hangs while it writes a copy. A program of its own: it never comes back.
 
-use lasthop_guestmem::engine::{self, Account, Half, Tally};
+mod given_up;
+
+use given_up::{COUNTS, bytes};
+use lasthop_guestmem::engine::{self, Half};
 use lasthop_guestmem::{GuestMemory, RegionSpec, install_fault_handler};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// It hangs in one of so many bytes, until it is let on.
 const HANGS: u32 = 5000;
@@ -12,27 +15,6 @@ const SIZE: u64 = 1 << 16;
 static GOES_ON: AtomicBool = AtomicBool::new(false);
 static HANGING: AtomicBool = AtomicBool::new(false);
 static IS_OVER: AtomicBool = AtomicBool::new(false);
-
-/// Lost, taken back, given up.
-struct Counts([AtomicU64; 3]);
-static COUNTS: Counts = Counts([const { AtomicU64::new(0) }; 3]);
-
-impl Account for Counts {
-    fn settled(&self, tally: &Tally) {
-        self.0[0].fetch_add(tally.lost, Ordering::Relaxed);
-        self.0[1].fetch_add(tally.taken_back, Ordering::Relaxed);
-    }
-
-    fn given_up(&self) {
-        self.0[2].fetch_add(1, Ordering::Relaxed);
-    }
-}
-
-fn bytes(memory: &GuestMemory, at: u64, len: usize) -> Vec<u8> {
-    let mut out = vec![0; len];
-    memory.slice(at, len).unwrap().read(0, &mut out);
-    out
-}
 
 fn copy(from: &GuestMemory, to: &GuestMemory, at: u64, len: usize) {
     from.slice(at, len).unwrap().copy_to(&to.slice(at, len).unwrap());
@@ -85,7 +67,7 @@ fn a_copy_that_hangs_writes_to_nobody_when_it_goes_on_and_all_others_are_made() 
     assert!(!engine::settle(&receiver) && receiver.faulted());
     assert!(![&sender, &other, &more].into_iter().any(|memory| memory.faulted()));
     assert_eq!(bytes(&others, 0, 20_001), [&[4; 20_000][..], &[3]].concat());
-    assert_eq!(COUNTS.0.each_ref().map(|n| n.load(Ordering::Relaxed)), [1, 1, 1]);
+    assert_eq!(COUNTS.read(), [1, 1, 1]);
     // What was lost is told once: no later visit to a receiver has the old batch in its log.
     let (spec, fd) = (region(4096), file(4096));
     let log = GuestMemory::empty().with_region(spec, &fd).unwrap();

@@ -1,35 +1,17 @@
 //! An engine that hangs while it reads what is to be copied, as a sender's front-end can make it. A program of its own: it never comes back.
 
-use lasthop_guestmem::engine::{self, Account, Half, Tally};
+mod given_up;
+
+use given_up::{COUNTS, bytes};
+use lasthop_guestmem::engine::{self, Half};
 use lasthop_guestmem::{GuestMemory, RegionSpec, install_fault_handler};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// It hangs with one of so many bytes, until it is let on.
 const HANGS: u32 = 5000;
 const SIZE: u64 = 1 << 16;
 static GOES_ON: AtomicBool = AtomicBool::new(false);
-
-/// Lost, taken back, given up.
-struct Counts([AtomicU64; 3]);
-static COUNTS: Counts = Counts([const { AtomicU64::new(0) }; 3]);
-
-impl Account for Counts {
-    fn settled(&self, tally: &Tally) {
-        self.0[0].fetch_add(tally.lost, Ordering::Relaxed);
-        self.0[1].fetch_add(tally.taken_back, Ordering::Relaxed);
-    }
-
-    fn given_up(&self) {
-        self.0[2].fetch_add(1, Ordering::Relaxed);
-    }
-}
-
-fn bytes(memory: &GuestMemory, at: u64, len: usize) -> Vec<u8> {
-    let mut out = vec![0; len];
-    memory.slice(at, len).unwrap().read(0, &mut out);
-    out
-}
 
 /// Its memory, and the same as the guest has it.
 fn guest(with: u8) -> [GuestMemory; 2] {
@@ -60,7 +42,7 @@ fn a_receiver_loses_nothing_when_the_engine_sleeps_in_its_senders_memory() {
     assert!(!receiver.faulted() && !sender.faulted(), "both ports go on");
     assert_eq!(bytes(&receivers, 0, 5011), [&[2; 10][..], &[1; 5000], &[2]].concat());
     assert_eq!(bytes(&receivers, 20_000, 301), [&[1; 300][..], &[2]].concat());
-    let [lost, taken_back, given_up] = COUNTS.0.each_ref().map(|n| n.load(Ordering::Relaxed));
+    let [lost, taken_back, given_up] = COUNTS.read();
     assert!(lost == 0 && (1..=2).contains(&taken_back) && given_up == 1, "{lost} {taken_back} {given_up}");
     // The sender uses its buffer anew, and so does the receiver; its memory goes at once, and the engine is still there.
     senders.slice(0, SIZE as usize).unwrap().write(0, &[9; SIZE as usize]);
