@@ -114,8 +114,11 @@ fn the_parts_add_up_to_what_the_processes_have_used() {
 
         // What a port used that is gone, its process has used all the same.
         let (gone, other) = (of("c"), ns(&stats["switch"]["cpu"]["other_ns"]));
+        let processes = lasthop.pids().len();
         lasthop.command(&["port", "del", "c"]);
-        wait_for("the thread to end", PATIENCE, || Kernel::of(&lasthop).of_threads("port-c") == 0);
+        // The kernel counts the process of the port's session until it has ended, lasthop until it was told to.
+        let ended = || Kernel::of(&lasthop).of_threads("port-c") == 0 && lasthop.pids().len() < processes;
+        wait_for("the port's thread and its session's process to end", PATIENCE, ended);
         let stats = check(&lasthop);
         let now = ns(&stats["switch"]["cpu"]["other_ns"]);
         assert!(now >= gone, "{now} after {other}, without {gone}");
