@@ -1,8 +1,8 @@
 //! The host's DMA engine, as the device uses it: payloads between VMs are copied by it, and never cross the bus (Ram, PhD thesis, 5.2.3). Here it is a
-//! thread. The crate of guest memory has it, for that alone knows how long memory stays mapped ([`lasthop_guestmem::engine`]); here is what it counts.
+//! thread. The crate of guest memory has it, for that alone knows how long memory stays mapped ([`lasthop_guestmem::dma`]); here is what it counts.
 
 use lasthop_dma_counters::{Counts, DmaPage};
-use lasthop_guestmem::engine::{self, Account, Tally};
+use lasthop_guestmem::dma::{self, Account, Tally};
 // What asks the engine is in the packet path, where this turns it on.
 use lasthop_forward as _;
 use std::io;
@@ -27,5 +27,5 @@ pub fn start(page: OwnedFd, threshold: usize) -> io::Result<()> {
     let page = DmaPage::map(page)?;
     page.begin(threshold as u64);
     // For as long as the process.
-    engine::start(threshold, Box::leak(Box::new(Page(page))))
+    dma::start(threshold, Box::leak(Box::new(Page(page))))
 }

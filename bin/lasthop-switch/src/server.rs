@@ -226,7 +226,7 @@ impl Server {
                         let each = [&port.sends, &port.gets, &port.floods].into_iter().zip(limits.rates);
                         each.for_each(|(limit, to)| limit.set(to.bytes, to.packets, to.burst_ns));
                         port.weight.store(limits.weight, Relaxed);
-                        port.engine.store(limits.engine, Relaxed);
+                        port.poll_cpu.store(limits.poll_cpu, Relaxed);
                         for (batch, (us, packets)) in port.batches.iter().zip(limits.batches) {
                             batch.store(u64::from(us) << 16 | u64::from(packets), Relaxed);
                         }

@@ -1,4 +1,4 @@
-//! A device's DMA engine (`crates/switch/guestmem/src/engine`): each copy that it is asked for is made once, by it or by who takes it back, and is seen by
+//! A device's DMA engine (`crates/switch/guestmem/src/dma`): each copy that it is asked for is made once, by it or by who takes it back, and is seen by
 //! whoever waited for it; and it is woken for work.
 
 use crate::sync::weaken;
@@ -13,19 +13,19 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-#[path = "../../../crates/switch/guestmem/src/engine/completion.rs"]
+#[path = "../../../crates/switch/guestmem/src/dma/completion.rs"]
 mod completion;
-#[path = "../../../crates/switch/guestmem/src/engine/doorbell.rs"]
+#[path = "../../../crates/switch/guestmem/src/dma/doorbell.rs"]
 mod doorbell;
 #[allow(dead_code)]
-#[path = "../../../crates/switch/guestmem/src/engine/layout.rs"]
+#[path = "../../../crates/switch/guestmem/src/dma/layout.rs"]
 mod layout;
 // Only what a queue alone does.
 #[allow(dead_code)]
-#[path = "../../../crates/switch/guestmem/src/engine/queue.rs"]
+#[path = "../../../crates/switch/guestmem/src/dma/queue.rs"]
 mod queue;
 
-/// In place of the same in `crates/switch/guestmem/src/engine`.
+/// In place of the same in `crates/switch/guestmem/src/dma`.
 mod sync {
     pub(super) use crate::sync::fence;
     use crate::sync::{both, unless};

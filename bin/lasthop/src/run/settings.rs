@@ -131,9 +131,9 @@ impl Supervisor {
         let rates = [others_from.unwrap_or(from), others_to.unwrap_or(to), storm];
         let weight = self.weights.get(&port.0).copied().unwrap_or_else(|| self.own_weight(name));
         let batches = self.batches(port, name).map(|batch| (batch.us, batch.packets));
-        let engine = settings.and_then(|set| set.engine).unwrap_or(u16::MAX);
+        let poll_cpu = settings.and_then(|set| set.engine).unwrap_or(u16::MAX);
         let kept_for = self.uplinks.get(&port.0).map_or([0; MAX_QUEUE_PAIRS], Uplink::kept_for);
-        let limits = PortLimits { rates, weight, engine, batches, kept_for };
+        let limits = PortLimits { rates, weight, poll_cpu, batches, kept_for };
         self.tell_switch(SupervisorToSwitch::Limits(port, limits));
     }
 

@@ -16,7 +16,7 @@
 //! | [`Vmq::free_queue`] | `vmq_free_queue` | `OID_RECEIVE_FILTER_FREE_QUEUE` | free queue |
 //! | [`Vmq::get_size`] | `vmq_get_size` | | |
 //! | [`Vmq::set_size`] | `vmq_set_size` | | |
-//! | [`Vmq::set_mac`], [`Vmq::change_macs`] | `vmq_set_mac` | `OID_RECEIVE_FILTER_SET_FILTER` | apply filter |
+//! | [`Vmq::add_mac`], [`Vmq::set_macs`] | `vmq_set_mac` | `OID_RECEIVE_FILTER_SET_FILTER` | apply filter |
 //! | [`Vmq::enable_queue`] | `vmq_enable_queue` | `OID_RECEIVE_FILTER_QUEUE_ALLOCATION_COMPLETE` | |
 //! | [`Vmq::disable_queue`] | `vmq_disable_queue` | `OID_RECEIVE_FILTER_CLEAR_FILTER` | remove filter |
 //!
@@ -142,7 +142,7 @@ impl<F: Filter> Vmq<F> {
     }
 
     /// Associates the queue with an address of its guest, beside those it has.
-    pub fn set_mac(&mut self, queue: u16, station: VlanMac) -> Result<(), VmqError> {
+    pub fn add_mac(&mut self, queue: u16, station: VlanMac) -> Result<(), VmqError> {
         let mut stations = self.allocated(queue)?.to_vec();
         self.check_free(station)?;
         stations.push(station);
@@ -151,7 +151,7 @@ impl<F: Filter> Vmq<F> {
     }
 
     /// The queue's addresses are these from now on, as far as they can be; it may be enabled, and need not have any.
-    pub fn change_macs(&mut self, queue: u16, wanted: &[VlanMac]) -> Result<(), VmqError> {
+    pub fn set_macs(&mut self, queue: u16, wanted: &[VlanMac]) -> Result<(), VmqError> {
         let state = self.queues.get(usize::from(queue)).cloned().unwrap_or_default();
         let enabled = match &state {
             State::Free => return Err(VmqError::NotAllocated),
@@ -198,7 +198,7 @@ impl<F: Filter> Vmq<F> {
     }
 
     /// The addresses whose frames come to the queue.
-    pub fn guest_of(&self, queue: u16) -> &[VlanMac] {
+    pub fn stations_of(&self, queue: u16) -> &[VlanMac] {
         match self.queues.get(usize::from(queue)) {
             Some(State::Enabled(stations)) => stations,
             _ => &[],
@@ -271,24 +271,24 @@ mod tests {
         // The default queue is never allocated, nor is one that is not there.
         assert_eq!(vmq.alloc_queue(0), Err(VmqError::NotAllocated));
         assert_eq!(vmq.alloc_queue(4), Err(VmqError::NotAllocated));
-        assert_eq!(vmq.set_mac(1, a), Err(VmqError::NotAllocated));
+        assert_eq!(vmq.add_mac(1, a), Err(VmqError::NotAllocated));
         assert_eq!(vmq.alloc_queue(1), Ok(()));
         assert_eq!(vmq.alloc_queue(1), Err(VmqError::NotAllocated));
         assert_eq!(vmq.enable_queue(1), Err(VmqError::NoAddress));
-        assert_eq!(vmq.set_mac(1, (0, MacAddr::BROADCAST)), Err(VmqError::Address));
-        assert_eq!(vmq.set_mac(1, a), Ok(()));
-        assert!(vmq.guest_of(1).is_empty());
+        assert_eq!(vmq.add_mac(1, (0, MacAddr::BROADCAST)), Err(VmqError::Address));
+        assert_eq!(vmq.add_mac(1, a), Ok(()));
+        assert!(vmq.stations_of(1).is_empty());
         assert_eq!(vmq.enable_queue(1), Ok(()));
-        assert_eq!((vmq.guest_of(1), vmq.avail_queues()), (&[a][..], 2));
-        assert_eq!((vmq.free_queue(1), vmq.set_mac(1, b)), (Err(VmqError::Enabled), Err(VmqError::Enabled)));
+        assert_eq!((vmq.stations_of(1), vmq.avail_queues()), (&[a][..], 2));
+        assert_eq!((vmq.free_queue(1), vmq.add_mac(1, b)), (Err(VmqError::Enabled), Err(VmqError::Enabled)));
         // Never two queues for one address.
-        assert_eq!((vmq.alloc_queue(2), vmq.set_mac(2, a)), (Ok(()), Err(VmqError::Address)));
-        assert_eq!((vmq.set_mac(2, b), vmq.enable_queue(2)), (Ok(()), Ok(())));
-        assert_eq!((vmq.alloc_queue(3), vmq.set_mac(3, c)), (Ok(()), Ok(())));
+        assert_eq!((vmq.alloc_queue(2), vmq.add_mac(2, a)), (Ok(()), Err(VmqError::Address)));
+        assert_eq!((vmq.add_mac(2, b), vmq.enable_queue(2)), (Ok(()), Ok(())));
+        assert_eq!((vmq.alloc_queue(3), vmq.add_mac(3, c)), (Ok(()), Ok(())));
         assert_eq!(vmq.enable_queue(3), Err(VmqError::Device));
         assert_eq!((vmq.disable_queue(1), vmq.free_queue(1)), (Ok(()), Ok(())));
         assert_eq!(vmq.filter().filters, BTreeMap::from([(b, 2)]));
-        assert_eq!((vmq.guest_of(1), vmq.avail_queues()), (&[][..], 1));
+        assert_eq!((vmq.stations_of(1), vmq.avail_queues()), (&[][..], 1));
     }
 
     #[test]
@@ -297,7 +297,7 @@ mod tests {
         assert_eq!(vmq.set_size(1, 64), Err(VmqError::NotAllocated));
         assert_eq!((vmq.alloc_queue(1), vmq.set_size(1, 64), vmq.get_size(1)), (Ok(()), Ok(()), 64));
         assert_eq!([0, 257].map(|frames| vmq.set_size(1, frames)), [Err(VmqError::Device); 2]);
-        assert_eq!((vmq.set_mac(1, (0, MacAddr([2; 6]))), vmq.enable_queue(1)), (Ok(()), Ok(())));
+        assert_eq!((vmq.add_mac(1, (0, MacAddr([2; 6]))), vmq.enable_queue(1)), (Ok(()), Ok(())));
         assert_eq!((vmq.set_size(1, 200), vmq.get_size(1)), (Ok(()), 200));
         assert_eq!((vmq.disable_queue(1), vmq.free_queue(1), vmq.get_size(1)), (Ok(()), Ok(()), 256));
         assert_eq!(vmq.set_size(0, 64), Err(VmqError::NotAllocated), "the default queue is everybody's");
@@ -307,18 +307,18 @@ mod tests {
     fn a_guest_may_have_several_addresses() {
         let [a, b, c] = [2, 4, 6].map(|n| (0, MacAddr([n; 6])));
         let mut vmq = Vmq::new(Nic::default(), 3);
-        assert_eq!(vmq.change_macs(1, &[a]), Err(VmqError::NotAllocated));
-        assert_eq!((vmq.alloc_queue(1), vmq.change_macs(1, &[a]), vmq.enable_queue(1)), (Ok(()), Ok(()), Ok(())));
+        assert_eq!(vmq.set_macs(1, &[a]), Err(VmqError::NotAllocated));
+        assert_eq!((vmq.alloc_queue(1), vmq.set_macs(1, &[a]), vmq.enable_queue(1)), (Ok(()), Ok(()), Ok(())));
         // Another one is steered at once, and one that is gone no more.
-        assert_eq!((vmq.change_macs(1, &[a, b]), vmq.guest_of(1)), (Ok(()), &[a, b][..]));
-        assert_eq!((vmq.change_macs(1, &[b]), vmq.guest_of(1)), (Ok(()), &[b][..]));
+        assert_eq!((vmq.set_macs(1, &[a, b]), vmq.stations_of(1)), (Ok(()), &[a, b][..]));
+        assert_eq!((vmq.set_macs(1, &[b]), vmq.stations_of(1)), (Ok(()), &[b][..]));
         assert_eq!(vmq.filter().filters, BTreeMap::from([(b, 1)]));
         // What another queue has is left out, and what the device has no room for.
-        assert_eq!((vmq.alloc_queue(2), vmq.change_macs(2, &[b, a]), vmq.enable_queue(2)), (Ok(()), Ok(()), Ok(())));
-        assert_eq!((vmq.change_macs(2, &[b, a, c]), vmq.guest_of(2)), (Ok(()), &[a][..]));
+        assert_eq!((vmq.alloc_queue(2), vmq.set_macs(2, &[b, a]), vmq.enable_queue(2)), (Ok(()), Ok(()), Ok(())));
+        assert_eq!((vmq.set_macs(2, &[b, a, c]), vmq.stations_of(2)), (Ok(()), &[a][..]));
         // Without an address it stays its own.
-        assert_eq!((vmq.change_macs(1, &[]), vmq.guest_of(1)), (Ok(()), &[][..]));
-        assert_eq!((vmq.change_macs(2, &[a, c]), vmq.avail_queues()), (Ok(()), 0));
+        assert_eq!((vmq.set_macs(1, &[]), vmq.stations_of(1)), (Ok(()), &[][..]));
+        assert_eq!((vmq.set_macs(2, &[a, c]), vmq.avail_queues()), (Ok(()), 0));
         assert_eq!(vmq.filter().filters, BTreeMap::from([(a, 2), (c, 2)]));
     }
 }

@@ -124,7 +124,7 @@ impl Manager {
             Change::Give(queue, Owner::Pinned(_)) => self.vmq.alloc_queue(queue),
             Change::Give(queue, Owner::Busy(guest)) => {
                 self.vmq.alloc_queue(queue)?;
-                self.vmq.set_mac(queue, guest).and_then(|()| self.vmq.enable_queue(queue)).inspect_err(|_| {
+                self.vmq.add_mac(queue, guest).and_then(|()| self.vmq.enable_queue(queue)).inspect_err(|_| {
                     let _ = self.vmq.free_queue(queue);
                 })
             }
@@ -143,7 +143,7 @@ impl Manager {
             let (policy, pinned) = (&self.policy, &self.pinned);
             let dispensable = |old| policy.queue_of(old) == 0 && !Self::is_pinned(pinned, old);
             stations.iter().for_each(|station| self.vmq.filter_mut().learn(*station, dispensable));
-            let _ = self.vmq.change_macs(queue, &stations);
+            let _ = self.vmq.set_macs(queue, &stations);
             // Without an address it waits for one.
             if !self.vmq.is_enabled(queue) && !stations.is_empty() {
                 let _ = self.vmq.enable_queue(queue);
@@ -168,7 +168,7 @@ impl Manager {
     pub fn queues(&self) -> Vec<UplinkQueue> {
         let steering = self.vmq.filter().steering();
         let queue = |queue| UplinkQueue {
-            stations: self.vmq.guest_of(queue).to_vec(),
+            stations: self.vmq.stations_of(queue).to_vec(),
             pinned: self.kept_for(queue),
             size: self.vmq.get_size(queue),
             packets: steering.lane(queue).map_or(0, |lane| lane.packets.load(Relaxed)),

@@ -23,7 +23,7 @@ pub struct PortLimits {
     /// Its share of a thread that looks after several ports' rings, and of a receiver that is short of buffers: beside those of all others.
     pub weight: u32,
     /// The CPU on which its rings are polled, if cores poll, and that one does; else any that does.
-    pub engine: u16,
+    pub poll_cpu: u16,
     /// Microseconds and packets that are gathered before its guest kicks in a stream, and before it is interrupted while it runs; 0: none.
     pub batches: [(u32, u16); 2],
     /// For whose packets alone each of its queues is that lead to it, by the pair's number; 0: for those of all that have none.

@@ -467,7 +467,7 @@ impl<'a> Target<'a> {
     /// Shows the driver all that was delivered; to be called once. Whether it wants an interrupt, and what broke the ring. (Not by value: that
     /// would copy all chains.)
     pub(crate) fn finish(&mut self) -> (bool, Option<QueueError>) {
-        #[cfg(feature = "engine")]
+        #[cfg(feature = "dma")]
         self.await_copies();
         self.counters.packets.add(self.packets);
         self.counters.bytes.add(self.bytes);

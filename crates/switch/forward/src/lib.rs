@@ -9,8 +9,8 @@ mod current_flow;
 mod cursor;
 mod datapath;
 mod deliver;
-#[cfg(feature = "engine")]
-mod engine;
+#[cfg(feature = "dma")]
+mod dma;
 mod known;
 mod orders;
 mod packet;

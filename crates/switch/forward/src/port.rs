@@ -41,7 +41,7 @@ pub struct Port {
     /// Its share of a thread that looks after several ports' rings, beside theirs.
     pub weight: AtomicU32,
     /// The CPU on which its rings are to be polled that are looked after from now on; if none polls there, any does.
-    pub engine: AtomicU16,
+    pub poll_cpu: AtomicU16,
     /// What is gathered before its guest kicks in a stream, and before it is interrupted: microseconds, and in the low 16 bits packets.
     pub batches: [AtomicU64; 2],
     /// Of each pair: for packets from which port alone its queue to the guest is; 0: for those of all ports that have none. Call
@@ -77,7 +77,7 @@ impl Port {
             gets: RateLimiter::default(),
             floods: RateLimiter::default(),
             weight: AtomicU32::new(DEFAULT_WEIGHT),
-            engine: AtomicU16::new(u16::MAX),
+            poll_cpu: AtomicU16::new(u16::MAX),
             batches: Default::default(),
             kept_for: Default::default(),
             mtu: AtomicU16::new(0),

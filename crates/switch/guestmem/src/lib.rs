@@ -16,13 +16,13 @@ mod array;
 mod charge;
 mod copy;
 mod dirty;
-#[cfg(feature = "engine")]
-pub mod engine;
+#[cfg(feature = "dma")]
+pub mod dma;
 mod entries;
 mod fault;
 mod fill;
 mod memory;
-#[cfg(any(feature = "meter", feature = "engine"))]
+#[cfg(any(feature = "meter", feature = "dma"))]
 #[cfg_attr(not(feature = "meter"), allow(dead_code))]
 pub mod meter;
 mod region;

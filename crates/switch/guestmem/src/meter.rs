@@ -21,8 +21,8 @@ pub(crate) fn add(bytes: usize) {
 /// Bytes that were summed as well.
 pub(crate) fn add_summed(bytes: usize) {
     add(bytes);
-    #[cfg(feature = "engine")]
-    crate::engine::summed();
+    #[cfg(feature = "dma")]
+    crate::dma::summed();
 }
 
 /// Addresses that this thread has looked up so far.

@@ -163,8 +163,8 @@ pub(crate) fn check(spec: &RegionSpec) -> Result<(), MapError> {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        #[cfg(feature = "engine")]
-        crate::engine::let_go(self);
+        #[cfg(feature = "dma")]
+        crate::dma::let_go(self);
         // First: a slot must never name addresses that may be somebody else's by now.
         self.slot.release();
         // From its end, a piece at a time, of whole pages of the file.

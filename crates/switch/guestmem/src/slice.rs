@@ -1,9 +1,9 @@
 //! A run of guest memory and the only ways to touch it.
 
 use crate::copy::{self, *};
-// What is copied from guest to guest is an engine's where there is one: this name goes before that of all in `copy`.
-#[cfg(feature = "engine")]
-use crate::engine::copy;
+// What is copied from guest to guest is a DMA engine's where there is one: this name goes before that of all in `copy`.
+#[cfg(feature = "dma")]
+use crate::dma::copy;
 use crate::memory::GuestMemory;
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -181,7 +181,7 @@ impl<'m> GuestSlice<'m> {
             sum = next + u64::from(carry);
             at += 8;
         }
-        #[cfg(any(feature = "meter", feature = "engine"))]
+        #[cfg(any(feature = "meter", feature = "dma"))]
         crate::meter::add_summed(at);
         let mut tail = [0u8; 8];
         let left = len - at;

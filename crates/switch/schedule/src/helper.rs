@@ -160,7 +160,8 @@ impl Helpers {
     /// there, or could not be bound to its core.
     pub(crate) fn place(&self, owned: &Arc<OwnedRing>) {
         let can = self.all.iter().enumerate().filter(|(_, helper)| !helper.back_off.lock().holds(0));
-        let set = can.clone().find(|(_, helper)| helper.cpu == usize::from(owned.port.engine.load(Ordering::Relaxed)));
+        let set =
+            can.clone().find(|(_, helper)| helper.cpu == usize::from(owned.port.poll_cpu.load(Ordering::Relaxed)));
         let falls = || can.clone().nth(fall_to(polled_by(owned.port.id, owned.queue), can.clone().count()));
         set.or_else(falls).into_iter().for_each(|(n, _)| self.offer(n, owned, Some(Arrivals::default())));
     }

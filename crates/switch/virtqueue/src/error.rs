@@ -29,7 +29,7 @@ pub enum QueueError {
     #[error("guest memory disappeared: its backing file was truncated")]
     MemoryFault,
     #[error("the DMA engine hangs in the middle of a copy; the front-end has to connect anew")]
-    Engine,
+    Dma,
 }
 
 impl QueueError {

@@ -4,10 +4,10 @@
 //! switch. Everything a driver writes is read once, checked, and never trusted again (design rule 3).
 
 mod chain;
+#[cfg(feature = "dma")]
+mod dma;
 #[cfg(any(test, feature = "driver"))]
 pub mod driver;
-#[cfg(feature = "engine")]
-mod engine;
 mod error;
 mod journal;
 mod packed;

@@ -1,7 +1,7 @@
 //! What tests of an engine that is given up share; each is a program of its own, as the engine never comes back.
 
 use lasthop_guestmem::GuestMemory;
-use lasthop_guestmem::engine::{Account, Tally};
+use lasthop_guestmem::dma::{Account, Tally};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Lost, taken back, given up.

@@ -3,7 +3,7 @@
 mod given_up;
 
 use given_up::{COUNTS, bytes};
-use lasthop_guestmem::engine::{self, Half};
+use lasthop_guestmem::dma::{self, Half};
 use lasthop_guestmem::{GuestMemory, RegionSpec, install_fault_handler};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,7 +27,7 @@ fn guest(with: u8) -> [GuestMemory; 2] {
 #[test]
 fn a_receiver_loses_nothing_when_the_engine_sleeps_in_its_senders_memory() {
     install_fault_handler();
-    engine::start_with(128, &COUNTS, |descriptor, half| {
+    dma::start_with(128, &COUNTS, |descriptor, half| {
         while (descriptor.size, half) == (HANGS, Half::Fetch) && !GOES_ON.load(Ordering::Acquire) {
             std::thread::yield_now();
         }
@@ -38,7 +38,7 @@ fn a_receiver_loses_nothing_when_the_engine_sleeps_in_its_senders_memory() {
     for (at, len) in [(10, HANGS as usize), (20_000, 300)] {
         sender.slice(at, len).unwrap().copy_to(&receiver.slice(at, len).unwrap());
     }
-    assert!(engine::settle(&receiver), "all of it is there");
+    assert!(dma::settle(&receiver), "all of it is there");
     assert!(!receiver.faulted() && !sender.faulted(), "both ports go on");
     assert_eq!(bytes(&receivers, 0, 5011), [&[2; 10][..], &[1; 5000], &[2]].concat());
     assert_eq!(bytes(&receivers, 20_000, 301), [&[1; 300][..], &[2]].concat());
@@ -49,7 +49,7 @@ fn a_receiver_loses_nothing_when_the_engine_sleeps_in_its_senders_memory() {
     receivers.slice(0, SIZE as usize).unwrap().write(0, &[8; SIZE as usize]);
     let began = std::time::Instant::now();
     drop(receiver);
-    assert!(began.elapsed() < engine::LIMIT, "nothing is written there any more");
+    assert!(began.elapsed() < dma::LIMIT, "nothing is written there any more");
     // The sender's goes as well, and what the engine still reads of it stays mapped.
     drop(sender);
     GOES_ON.store(true, Ordering::Release);

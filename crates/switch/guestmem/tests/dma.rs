@@ -1,6 +1,6 @@
 //! Copies by the engine: content, counts, what is left to the processor, and memory that goes or is truncated meanwhile.
 
-use lasthop_guestmem::engine::{self, Account, Half, Tally, layout::PAGE_FAULT};
+use lasthop_guestmem::dma::{self, Account, Half, Tally, layout::PAGE_FAULT};
 use lasthop_guestmem::{GuestMemory, RegionSpec, install_fault_handler};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::io::{Read, Write};
@@ -61,7 +61,7 @@ fn begin() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
     let guard = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     install_fault_handler();
-    engine::start_with(128, &SUM, |descriptor, half| {
+    dma::start_with(128, &SUM, |descriptor, half| {
         if descriptor.size == RESTS[usize::from(half == Half::Write)] {
             RESTING.store(true, Ordering::Release);
             while !GOES_ON.load(Ordering::Acquire) {
@@ -120,7 +120,7 @@ fn long_copies_are_the_engines_and_short_ones_are_not() {
         copy(&from, &to, at, len);
         at += len as u64;
     }
-    assert!(engine::settle(&to));
+    assert!(dma::settle(&to));
     assert_eq!(bytes(&to, 0, at as usize), bytes(&from, 0, at as usize));
     assert_eq!(bytes(&to, at, 64), [0; 64], "not one byte more");
     let Tally { copies, bytes, errors, .. } = counted();
@@ -137,7 +137,7 @@ fn what_finds_no_place_and_what_is_summed_is_the_processors() {
     let part = from.slice(400_000, 1000).unwrap();
     part.copy_to_with_sum(&to.slice(400_000, 1000).unwrap());
     assert_eq!(bytes(&to, 400_000, 1000), bytes(&from, 400_000, 1000), "at once");
-    engine::settle(&to);
+    dma::settle(&to);
     assert_eq!(bytes(&to, 0, 300_000), bytes(&from, 0, 300_000));
     let Tally { copies, full, summed, .. } = counted();
     assert_eq!((copies + full, copies, summed), (300, 128, 1));
@@ -149,7 +149,7 @@ fn a_copy_that_fails_on_its_way_is_finished() {
     let _one = begin();
     let (from, to) = (filled(8192), GuestMemory::anonymous(8192).unwrap());
     copy(&from, &to, 5, FAILS as usize);
-    assert!(engine::settle(&to));
+    assert!(dma::settle(&to));
     assert_eq!(bytes(&to, 5, FAILS as usize), bytes(&from, 5, FAILS as usize));
     let Tally { copies, bytes, errors, .. } = counted();
     assert_eq!((copies, bytes, errors), (1, u64::from(FAILS / 3), 1));
@@ -181,7 +181,7 @@ fn goes_under(rests: u32) {
     GOES_ON.store(true, Ordering::Release);
     goes.join().unwrap();
     assert_eq!(bytes(&seen, 0, rests as usize), bytes(&from, 0, rests as usize));
-    assert!(engine::settle(&from));
+    assert!(dma::settle(&from));
 }
 
 /// All of the process is stopped for a second in the middle of a copy, by a signal, as a control group's freezer or a pause of the host's machine
@@ -194,8 +194,8 @@ fn a_stop_of_the_whole_process_is_no_hang() {
         *STOPPER.lock().unwrap() = Some(stopper());
         let began = Instant::now();
         copy(&from, &to, round * 8000, STOPS as usize);
-        assert!(engine::settle(&to), "it is made");
-        assert!(began.elapsed() > engine::LIMIT, "it was stopped");
+        assert!(dma::settle(&to), "it is made");
+        assert!(began.elapsed() > dma::LIMIT, "it was stopped");
         assert_eq!(bytes(&to, round * 8000, STOPS as usize), bytes(&from, round * 8000, STOPS as usize));
     }
     // And while memory goes, which waits for the copy.
@@ -206,7 +206,7 @@ fn a_stop_of_the_whole_process_is_no_hang() {
         std::thread::yield_now();
     }
     drop(to);
-    assert!(engine::settle(&from) && !IS_GIVEN_UP.load(Ordering::Acquire));
+    assert!(dma::settle(&from) && !IS_GIVEN_UP.load(Ordering::Acquire));
     assert_eq!(counted().copies, 3);
 }
 
@@ -219,7 +219,7 @@ fn a_file_that_is_truncated_under_the_engine_reads_as_zeros() {
     from.slice(0, 1 << 16).unwrap().write(0, &[7; 1 << 16]);
     ftruncate(&fd, 4096).unwrap();
     copy(&from, &to, 0, 60_000);
-    assert!(engine::settle(&to), "the receiver has lost nothing");
+    assert!(dma::settle(&to), "the receiver has lost nothing");
     assert!(from.faulted() && !to.faulted());
     assert_eq!((bytes(&to, 0, 4096), bytes(&to, 4096, 50_000)), (vec![7; 4096], vec![0; 50_000]));
 }
@@ -233,7 +233,7 @@ fn what_was_copied_is_in_the_log_afterwards() {
     let to = GuestMemory::anonymous(1 << 16).unwrap().with_log(Some((place, &fd))).unwrap();
     let log = map(&fd, 4096);
     copy(&from, &to, 3 * 4096 + 1, 4096);
-    assert!(engine::settle(&to));
+    assert!(dma::settle(&to));
     assert_eq!(bytes(&log, 0, 2), [0b0001_1000, 0]);
 }
 
@@ -251,7 +251,7 @@ fn many_threads_copy_at_once() {
                     if round % 3 == 0 {
                         continue;
                     }
-                    assert!(engine::settle(&to));
+                    assert!(dma::settle(&to));
                     for n in 0..20 {
                         let len = len(t, round, n);
                         assert_eq!(bytes(&to, n * 3000, len), bytes(&from, n * 3000, len));

@@ -3,7 +3,7 @@
 mod given_up;
 
 use given_up::{COUNTS, bytes};
-use lasthop_guestmem::engine::{self, Half};
+use lasthop_guestmem::dma::{self, Half};
 use lasthop_guestmem::{GuestMemory, RegionSpec, install_fault_handler};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::os::fd::OwnedFd;
@@ -42,7 +42,7 @@ fn guest(with: u8) -> [GuestMemory; 2] {
 #[test]
 fn a_copy_that_hangs_writes_to_nobody_when_it_goes_on_and_all_others_are_made() {
     install_fault_handler();
-    engine::start_with(128, &COUNTS, |descriptor, half| {
+    dma::start_with(128, &COUNTS, |descriptor, half| {
         let hangs = (descriptor.size, half) == (HANGS, Half::Write);
         HANGING.fetch_or(hangs, Ordering::Release);
         while hangs && !GOES_ON.load(Ordering::Acquire) {
@@ -61,17 +61,17 @@ fn a_copy_that_hangs_writes_to_nobody_when_it_goes_on_and_all_others_are_made() 
                 std::thread::yield_now();
             }
             copy(&more, &other, 0, 20_000);
-            assert!(engine::settle(&other), "another receiver's memory is whole");
+            assert!(dma::settle(&other), "another receiver's memory is whole");
         });
     });
-    assert!(!engine::settle(&receiver) && receiver.faulted());
+    assert!(!dma::settle(&receiver) && receiver.faulted());
     assert!(![&sender, &other, &more].into_iter().any(|memory| memory.faulted()));
     assert_eq!(bytes(&others, 0, 20_001), [&[4; 20_000][..], &[3]].concat());
     assert_eq!(COUNTS.read(), [1, 1, 1]);
     // What was lost is told once: no later visit to a receiver has the old batch in its log.
     let (spec, fd) = (region(4096), file(4096));
     let log = GuestMemory::empty().with_region(spec, &fd).unwrap();
-    assert!(engine::settle(&receiver.with_log(Some((spec, &fd))).unwrap()));
+    assert!(dma::settle(&receiver.with_log(Some((spec, &fd))).unwrap()));
     assert_eq!(bytes(&log, 0, 8), [0; 8]);
     // The receiver has its buffer back, and the sender its own, and memory goes, which does not wait for the engine for ever.
     senders.slice(0, SIZE as usize).unwrap().write(0, &[9; SIZE as usize]);

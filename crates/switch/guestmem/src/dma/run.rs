@@ -89,8 +89,8 @@ impl Maker for Through {
         }
         let (status, bytes) = (self.before)(descriptor, Half::Fetch).unwrap_or((SUCCESS, descriptor.size));
         let len = self.bytes.len().min(bytes.min(descriptor.size) as usize);
-        // SAFETY: whoever asked for it vouched for the source (`engine::copy`), which stays mapped until the state says that it is read
-        // (`engine::let_go`); so many bytes are here.
+        // SAFETY: whoever asked for it vouched for the source (`dma::copy`), which stays mapped until the state says that it is read
+        // (`dma::let_go`); so many bytes are here.
         unsafe { copy::copy(descriptor.source as *const u8, self.bytes.as_mut_ptr(), len) };
         (status, len as u32)
     }

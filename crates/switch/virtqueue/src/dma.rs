@@ -1,4 +1,4 @@
-//! What a ring does whose packets were to be copied by an engine, and were not.
+//! What a ring does whose packets were to be copied by a DMA engine, and were not.
 
 use crate::Ring;
 use crate::ring::Layout;
