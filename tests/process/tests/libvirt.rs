@@ -118,6 +118,18 @@ impl<'a> Host<'a> {
         });
     }
 
+    /// By the line of its unit; it listens at this port in the end.
+    fn start_unit(&self, name: &str, port: u16) {
+        let unit = format!("/usr/lib/systemd/system/{name}.service");
+        self.start(name, self.host.run(&format!("sed -n 's/^ExecStart=//p' {unit}")).trim_end(), port);
+    }
+
+    fn start(&self, name: &str, line: &str, port: u16) {
+        self.host.start(name, line);
+        let ask = format!("curl -s -o /tmp/answer http://127.0.0.1:{port}/metrics");
+        wait_for(name, PATIENCE, || self.host.command(&ask).status().unwrap().success());
+    }
+
     fn start_libvirtd(&self) {
         self.host.start("libvirtd", self.libvirtd);
         wait_for("libvirtd to answer", PATIENCE, || self.host.command("virsh list").output().unwrap().status.success());
@@ -126,11 +138,20 @@ impl<'a> Host<'a> {
     /// Gives the documented commands, in a host without systemd.
     fn follow(&self, commands: &str) {
         for line in commands.lines().filter(|line| !line.is_empty()) {
-            if line == "systemctl restart libvirtd" {
-                self.host.end("libvirtd");
-                self.start_libvirtd();
-            } else {
-                self.host.run(line);
+            let command = line.split(" #").next().unwrap_or(line).trim_end();
+            match command.split_once("systemctl ") {
+                None => drop(self.host.run(command)),
+                Some((_, "restart libvirtd")) => {
+                    self.host.end("libvirtd");
+                    self.start_libvirtd();
+                }
+                Some((_, "enable --now lasthop-metrics")) => self.start_unit("lasthop-metrics", 9477),
+                Some((first, "reload prometheus")) => {
+                    self.host.run(first.trim_end_matches(" && "));
+                    // Without systemd's file of options, which is empty as Debian has it.
+                    self.start("prometheus", "prometheus", 9090);
+                }
+                Some((_, other)) => panic!("what does systemctl {other} do here?"),
             }
         }
     }
@@ -208,7 +229,9 @@ fn a_day_with_libvirt() {
     host.begin();
     let [a, b] = two_domains(&host);
     what_one_looks_at(&host, &a, &b);
+    what_a_browser_shows(&host, &a);
     what_is_restarted(&host, &a, &b);
+    an_upgrade_under_load(&host, &a);
     drop(b);
     let b = a_domain_that_comes_and_goes(&host, &a);
     other_ways_to_plug_in(&host, &a, b);
@@ -256,6 +279,48 @@ fn what_one_looks_at(host: &Host, a: &Vm, b: &Vm) {
         "virsh dumpxml --inactive vm1 >/tmp/vm1.xml; /usr/lib/libvirt/virt-aa-helper --create --dryrun --uuid libvirt-$(virsh domuuid vm1) </tmp/vm1.xml",
     );
     assert!(rules.contains("\"/run/lasthop/vm1.sock\" rw,"), "{rules}");
+}
+
+/// By the lines of docs/prometheus.md, on the host itself: both domains have their lines.
+fn what_a_browser_shows(host: &Host, a: &Vm) {
+    let [metrics, scrape, page] = <[String; 3]>::try_from(documented("prometheus.md", "# Figures", "")).unwrap();
+    host.follow(&metrics);
+    std::fs::write(host.files.told("scrape"), scrape).unwrap();
+    host.host.run("cat /mnt/scrape >>/etc/prometheus/prometheus.yml; rm /mnt/scrape");
+    host.follow(&page);
+    let rate = "rate(lasthop_port_packets_total{direction=\"from_guest\"}[1m])>0";
+    let ask = format!("curl -s -G http://127.0.0.1:9090/api/v1/query --data-urlencode 'query={rate}'");
+    wait_for("the rates of both", BOOT_LIMIT, || {
+        a.pings("10.0.0.2");
+        let said = host.host.run(&ask);
+        said.contains("\"vm1\"") && said.contains("\"vm2\"")
+    });
+    let shown = host.host.run(
+        "HOME=/tmp timeout 120 chromium --headless --no-sandbox --disable-gpu --user-data-dir=/tmp/browser --virtual-time-budget=8000 \
+         --dump-dom 'http://127.0.0.1:9090/consoles/lasthop.html?last=300&rate=1m'",
+    );
+    let panel = shown.split("<section ").find(|panel| panel.contains("<h2>Packets from guests</h2>"));
+    let panel = panel.unwrap_or_else(|| panic!("{shown}"));
+    for word in [">vm1", ">vm2", "<polyline "] {
+        assert!(panel.contains(word), "{word}: {panel}");
+    }
+    host.host.end("prometheus");
+    host.host.end("lasthop-metrics");
+    host.host.run("rm /etc/prometheus/consoles/lasthop.html");
+}
+
+/// What forwards and what decides are other processes, and no ping is lost meanwhile.
+fn an_upgrade_under_load(host: &Host, a: &Vm) {
+    let numbers = || host.host.run("pidof lasthop-switch; pidof lasthop-control");
+    let (before, sent) = (numbers(), host.sent_by("vm1"));
+    let under_way = a.agent.ask("ping -c 100 -i 0.05 -w 60 10.0.0.2", 70);
+    wait_for("the first of them", PATIENCE, || host.sent_by("vm1") > sent + 3);
+    let said = host.host.run("lasthop upgrade --all");
+    let (_, stdout, _) = under_way.recv_timeout(Duration::from_secs(80)).unwrap();
+    assert!(stdout.contains("100 packets transmitted") && stdout.contains(" 0% packet loss"), "{stdout}\n{said}");
+    let after = numbers();
+    let stays = before.split_whitespace().find(|number| after.split_whitespace().any(|now| now == *number));
+    assert_eq!(stays, None, "{said}");
 }
 
 /// The switch, libvirtd, and lasthop as a whole: neither VM is booted again, and traffic goes on.
@@ -407,11 +472,12 @@ fn everything_goes(host: &Host, before: &BTreeSet<PathBuf>) {
     let said = host.host.refused("virsh start vm1");
     assert!(said.contains("/usr/bin/lasthop: ") && said.contains("No such file or directory"), "{said}");
     host.host.run("rm /etc/libvirt/hooks/qemu.d/lasthop; virsh undefine vm1; virsh undefine vm2");
+    let others = ["tmp", "var/lib/libvirt", "etc/prometheus", "var/lib/prometheus"];
     let left: Vec<_> = host
         .files
         .changed()
         .difference(before)
-        .filter(|path| !path.starts_with("tmp") && !path.starts_with("var/lib/libvirt"))
+        .filter(|path| !others.iter().any(|other| path.starts_with(other)))
         .cloned()
         .collect();
     assert!(left.is_empty(), "a purge leaves {left:?}");
