@@ -150,6 +150,7 @@ fn played(dir: &Path, only: &str, scenarios: &[&str]) -> Vec<(String, Vec<f64>)>
 }
 
 #[test]
+#[ignore = "rarely breaks, and takes long; `cargo xtask test --long` runs it"]
 fn lists_connections_and_masks_are_played() {
     let dir = scratch();
     let scenarios = ["acl-971", "stateful-1-flows", "stateful-971", "new-connections-971", "masks-1", "masks-30"];
@@ -164,6 +165,7 @@ fn lists_connections_and_masks_are_played() {
 }
 
 #[test]
+#[ignore = "rarely breaks, and takes long; `cargo xtask test --long` runs it"]
 fn frames_go_round_through_a_bridge_and_a_list_costs_it_something() {
     let dir = scratch();
     let all = played(dir.path(), "bridge-nft", &["acl-1", "acl-971", "stateful-971"]);

@@ -392,11 +392,13 @@ fn back_and_forth_under_a_stream() {
 
 /// A packed ring does not say where it stands, and the port that the guest comes back to may not go by where it stood there.
 #[test]
+#[ignore = "rarely breaks, and takes long; `cargo xtask test --long` runs it"]
 fn back_and_forth_in_packed_rings() {
     check_back_and_forth(60, true);
 }
 
 #[test]
+#[ignore = "rarely breaks, and takes long; `cargo xtask test --long` runs it"]
 fn back_and_forth_under_small_packets() {
     check_back_and_forth(60, false);
 }

@@ -45,6 +45,7 @@ fn root() -> PathBuf {
 }
 
 #[test]
+#[ignore = "rarely breaks, and takes long; `cargo xtask test --long` runs it"]
 fn a_sample_of_open_vswitchs_own_suite_passes() {
     if !rustix::process::geteuid().is_root() {
         return println!("skipped: Open vSwitch's suite makes network namespaces; run this as root");
