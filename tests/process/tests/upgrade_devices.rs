@@ -2,7 +2,7 @@
 //! the new program looks is started again.
 
 use lasthop_tests_process::{
-    Guest, Lasthop, Options, PATIENCE, Port, becomes, binary, children, mac, numbered, release,
+    Guest, Lasthop, Options, PATIENCE, Port, becomes, binary, children, mac, numbered, proc, release,
 };
 use lasthop_tests_process::{scratch, script, stays, under_load, upgrade_run, wait_for};
 use lasthop_text::MacAddr;
@@ -167,5 +167,32 @@ fn a_new_program_that_cannot_go_on_hangs_up_on_nobody() {
     let mut n = Guest::connect(&socket, mac(4), Options::default());
     site.host.greet_when_back(&mut n, 80_000);
     site.is_plugged_in(90_000);
+    assert!(site.lasthop.stop(), "all processes end");
+}
+
+/// `lasthop upgrade` of the device itself: its next data plane is a device as well, with its walk.
+#[test]
+fn a_device_is_upgraded_to_a_device() {
+    let mut site = Site::new();
+    site.round(2000);
+    let release = release(site.dir.path(), "one");
+    let of_device = || {
+        let lock = std::fs::read_to_string(site.lasthop.run_dir().join("devices/nic0/lock")).expect("it runs");
+        let all = proc::children(lock.trim().parse().expect("a number"));
+        // The kernel keeps 15 characters of a name.
+        all.into_iter().filter(|(_, name)| name == "lasthop-device" || name == "lasthop-switch").collect::<Vec<_>>()
+    };
+    let before = of_device();
+    let words = ["upgrade", "--only", "switch", "--all", "--programs", release.to_str().unwrap()];
+    let out = site.lasthop.try_command_of(Some("nic0"), &words);
+    assert!(out.status.success(), "{}\n{}", String::from_utf8_lossy(&out.stderr), site.lasthop.log());
+    wait_for("the one before to be gone", PATIENCE, || of_device().len() == 1);
+    let now = of_device();
+    assert!(now[0].1 == "lasthop-device" && now != before, "{before:?}, now {now:?}");
+    site.none_is_disconnected();
+    site.round(3000);
+    site.round(4000);
+    let hits = site.stats()["table"]["walk"]["hits"].as_u64();
+    assert!(hits >= Some(u64::from(FLOWS - RULES)), "it walks: {}", site.stats());
     assert!(site.lasthop.stop(), "all processes end");
 }

@@ -19,9 +19,9 @@ impl Supervisor {
         };
         let pids = [self.switch.pid(), self.control.pid()].map(Option::unwrap_or_default);
         let hung = [self.switch.kill_if_hung(now), self.control.kill_if_hung(now)];
-        let control = program(self.ovs.is_some());
+        let names = [self.switch.name().to_owned(), program(self.ovs.is_some()).to_owned()];
         let limit_ms = self.watchdog.unwrap_or_default().as_millis();
-        for ((name, pid), hung) in ["lasthop-switch", control].into_iter().zip(pids).zip(hung) {
+        for ((name, pid), hung) in names.iter().zip(pids).zip(hung) {
             let Some(hung) = hung else { continue };
             let of = of_port(hung.thread).map_or(String::new(), |port| format!(" of port {port}"));
             let (thread, how, ms) = (&hung.name, &hung.how, hung.time.as_millis());

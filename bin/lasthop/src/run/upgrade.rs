@@ -197,7 +197,7 @@ impl Supervisor {
     }
 
     fn begin_with_switch(&mut self, programs: Option<&str>, all: bool) -> Result<Option<Upgraded>, String> {
-        let path = new_program("lasthop-switch", programs, self.switch.path())?;
+        let path = new_program(self.switch.name(), programs, self.switch.path())?;
         if !self.switch.is_ready() {
             return Err("the switch is being restarted, with the program that is there; try again in a second".into());
         }
