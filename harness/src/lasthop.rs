@@ -1,6 +1,6 @@
 //! `lasthop run` as a test starts it, and the commands that ask it things.
 
-use crate::{Netns, last_lines, proc, root, scratch, spawn, wait_for};
+use crate::{Netns, last_lines, on_device, proc, root, scratch, spawn, wait_for};
 use rustix::process::Signal;
 use serde_json::Value;
 use std::io::{BufRead, BufReader};
@@ -41,9 +41,16 @@ impl Port {
 }
 
 /// A running lasthop. Dropping it sends SIGTERM and waits.
+///
+/// Where tests run with their ports on a device ([`on_device`]), "the switch", its control, its supervisor and its run directory are those of
+/// the device, and so commands are the device's; but those of uplinks, which are the host's where they were there at the start.
 pub struct Lasthop {
     run: Child,
     dir: tempfile::TempDir,
+    /// The ports are a device's.
+    on_device: bool,
+    /// The host has uplinks.
+    uplinks: bool,
 }
 
 impl Lasthop {
@@ -91,16 +98,19 @@ impl Lasthop {
         let (log_file, dir_path) = (dir.path().join("log"), dir.path().to_owned());
         let mut log = log.map(Stdio::from);
         let program = binary("lasthop").display().to_string();
+        let own: Vec<String> = ports.iter().map(Port::argument).collect();
+        let on_device = on_device::arguments(&own, arguments);
         let mut run = spawn::spawn("TERM", netns.map_or(program.as_str(), |_| "ip"), |c| {
             if let Some(netns) = netns {
                 c.args(["netns", "exec", netns.name(), &program]);
             }
             c.arg("run").arg("--run-dir").arg(dir_path.join("run")).arg("--state-dir").arg(dir_path.join("state"));
-            for port in ports {
-                c.args(["--port", &port.argument()]);
-            }
+            match &on_device {
+                Some(all) => c.args(all),
+                None => c.args(own.iter().flat_map(|port| ["--port", port])).args(arguments),
+            };
             let file = || std::fs::File::create(&log_file).expect("a log in the scratch directory").into();
-            c.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log.take().unwrap_or_else(file));
+            c.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log.take().unwrap_or_else(file));
         });
         let stdout = run.stdout.take().expect("stdout is piped");
         let (sender, lines) = channel();
@@ -109,16 +119,36 @@ impl Lasthop {
                 let _ = sender.send(line);
             }
         });
-        let lasthop = Self { run, dir };
+        let lasthop = Self { run, dir, on_device: on_device.is_some(), uplinks: arguments.contains(&"--uplink") };
         match lines.recv_timeout(READY_LIMIT) {
-            Ok(line) if line == "ready" => lasthop,
+            Ok(line) if line == "ready" => {}
             other => panic!("lasthop run is not ready: {other:?}\n{}", lasthop.log()),
         }
+        let is_up = |port: &Value| port["name"] == on_device::NAME && port["state"] == "up";
+        if lasthop.on_device {
+            wait_for("the device's cable", READY_LIMIT, || lasthop.ports_of(None).iter().any(is_up));
+        }
+        lasthop
     }
 
-    /// Its `--run-dir`.
+    /// The `--run-dir` of the switch that the ports are at.
     pub fn run_dir(&self) -> PathBuf {
-        self.dir.path().join("run")
+        self.run_dir_of(self.device())
+    }
+
+    fn run_dir_of(&self, device: Option<&str>) -> PathBuf {
+        let host = self.dir.path().join("run");
+        device.map_or_else(|| host.clone(), |name| host.join("devices").join(name))
+    }
+
+    /// The device that the ports are on, if they are.
+    pub fn device(&self) -> Option<&'static str> {
+        self.on_device.then_some(on_device::NAME)
+    }
+
+    /// The port by which what comes from this uplink of the host comes in, where the ports are: on a device its end of the cable.
+    pub fn port_of_uplink<'a>(&self, uplink: &'a str) -> &'a str {
+        if self.on_device { "host" } else { uplink }
     }
 
     /// Whether the program has such a command.
@@ -127,18 +157,39 @@ impl Lasthop {
         help.is_ok_and(|out| out.status.success())
     }
 
-    /// The supervisor's process.
+    /// The host's supervisor's process.
     pub fn pid(&self) -> u32 {
         self.run.id()
     }
 
+    /// The process of the supervisor of the switch that the ports are at.
+    pub fn supervisor(&self) -> u32 {
+        if !self.on_device {
+            return self.pid();
+        }
+        let mut found = 0;
+        wait_for("the device's lasthop", Duration::from_secs(10), || {
+            let lock = std::fs::read_to_string(self.run_dir().join("lock")).unwrap_or_default();
+            found = lock.trim().parse().unwrap_or(0);
+            proc::alive(found)
+        });
+        found
+    }
+
+    /// The program that is the data plane of the ports.
+    pub fn data_plane(&self) -> &'static str {
+        if self.on_device { "lasthop-device" } else { "lasthop-switch" }
+    }
+
     /// The process of `lasthop-switch` or `lasthop-control`; waits for one that is being restarted.
     pub fn child(&self, name: &str) -> u32 {
+        let name = if name == "lasthop-switch" { self.data_plane() } else { name };
         // The kernel keeps 15 characters of a name.
         let short: String = name.chars().take(15).collect();
         let mut found = 0;
         wait_for(&format!("a process {name}"), Duration::from_secs(10), || {
-            let all = proc::tree(self.pid());
+            let of_host = name == "lasthop-uplink" && self.uplinks;
+            let all = proc::tree(if of_host { self.pid() } else { self.supervisor() });
             // Of one that was killed something may be left beside the next: that is the newer one.
             let of = |p: &u32| proc::children(*p).into_iter().filter(|(_, n)| *n == short).map(|(p, _)| p);
             found = all.iter().flat_map(of).filter(|p| proc::alive(*p)).max().unwrap_or(0);
@@ -147,7 +198,7 @@ impl Lasthop {
         found
     }
 
-    /// `lasthop-switch`'s process.
+    /// The process of `lasthop-switch`, or of the device in its place.
     pub fn switch(&self) -> u32 {
         self.child("lasthop-switch")
     }
@@ -180,7 +231,8 @@ impl Lasthop {
 
     /// A file that outlives it.
     pub fn state_file(&self, name: &str) -> PathBuf {
-        self.dir.path().join("state").join(name)
+        let host = self.dir.path().join("state");
+        self.device().map_or_else(|| host.clone(), |device| host.join("devices").join(device)).join(name)
     }
 
     /// Processor time of all its processes so far, in nanoseconds.
@@ -190,18 +242,22 @@ impl Lasthop {
 
     /// Runs `lasthop` with these words against this instance, whatever its exit code.
     pub fn try_command(&self, words: &[&str]) -> Output {
-        self.try_command_of(None, words)
+        let of_host = words.first() == Some(&"uplink") && self.uplinks;
+        self.try_command_of(self.device().filter(|_| !of_host), words)
     }
 
-    /// The same, against the device of this name where there is one.
+    /// The same, against the device of this name, or the host's own.
     pub fn try_command_of(&self, device: Option<&str>, words: &[&str]) -> Output {
-        let dir = device.map_or_else(|| self.run_dir(), |name| self.run_dir().join("devices").join(name));
+        let dir = self.run_dir_of(device);
         Command::new(binary("lasthop")).args(words).arg("--run-dir").arg(dir).output().expect("lasthop starts")
     }
 
     /// The same; panics unless it exits with 0.
     pub fn command(&self, words: &[&str]) -> String {
-        let out = self.try_command(words);
+        self.said(words, &self.try_command(words))
+    }
+
+    fn said(&self, words: &[&str], out: &Output) -> String {
         let (stdout, stderr) = (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
         assert!(out.status.success(), "lasthop {}: {}\n{stdout}{stderr}\n{}", words.join(" "), out.status, self.log());
         stdout.into_owned()
@@ -209,15 +265,31 @@ impl Lasthop {
 
     /// The same with `--json`, parsed.
     pub fn json(&self, words: &[&str]) -> Value {
-        let text = self.command(&[words, &["--json"]].concat());
-        serde_json::from_str(&text).unwrap_or_else(|e| panic!("lasthop {}: {e} in {text:?}", words.join(" ")))
+        Self::parsed(words, &self.command(&[words, &["--json"]].concat()))
+    }
+
+    /// The same, of the device of this name, or of the host.
+    pub fn json_of(&self, device: Option<&str>, words: &[&str]) -> Value {
+        let words = [words, &["--json"]].concat();
+        Self::parsed(&words, &self.said(&words, &self.try_command_of(device, &words)))
+    }
+
+    fn parsed(words: &[&str], text: &str) -> Value {
+        serde_json::from_str(text).unwrap_or_else(|e| panic!("lasthop {}: {e} in {text:?}", words.join(" ")))
     }
 
     /// What `lasthop port list --json` says of one port.
     pub fn port(&self, name: &str) -> Value {
-        let list = self.json(&["port", "list"]);
-        let ports = list["ports"].as_array().cloned().unwrap_or_default();
-        ports.into_iter().find(|p| p["name"] == name).unwrap_or_else(|| panic!("no port {name} in {list}"))
+        let mut ports = self.ports_of(self.device());
+        if self.on_device && self.uplinks {
+            ports.extend(self.ports_of(None));
+        }
+        let found = ports.iter().find(|port| port["name"] == name).cloned();
+        found.unwrap_or_else(|| panic!("no port {name} in {ports:?}"))
+    }
+
+    fn ports_of(&self, device: Option<&str>) -> Vec<Value> {
+        self.json_of(device, &["port", "list"])["ports"].as_array().cloned().unwrap_or_default()
     }
 
     /// Waits until a port is in this state (`waiting`, `connected`, `up`, …).
@@ -229,9 +301,14 @@ impl Lasthop {
     /// Every packet taken from a guest is accounted for: delivered, dropped under a reason, or waiting. Call it when
     /// nobody sends; waits a little, because packets that wait for control are counted later.
     pub fn check_sums(&self) {
+        self.check_sums_of(None);
+        self.device().iter().for_each(|name| self.check_sums_of(Some(name)));
+    }
+
+    fn check_sums_of(&self, device: Option<&str>) {
         let mut sum = Value::Null;
         for _ in 0..50 {
-            sum = self.json(&["stats"])["sum"].take();
+            sum = self.json_of(device, &["stats"])["sum"].take();
             let of = |name: &str| sum[name].as_u64().unwrap_or_else(|| panic!("no {name} in {sum}"));
             if of("from_guest") + of("replicated") == of("to_guest") + of("dropped") + of("waiting") {
                 return;

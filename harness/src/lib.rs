@@ -21,6 +21,7 @@ mod lasthop;
 mod loopback;
 mod netns;
 mod nic;
+pub mod on_device;
 pub mod ovn;
 pub mod pcap;
 pub mod proc;

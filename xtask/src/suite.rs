@@ -13,6 +13,8 @@ use std::time::{Duration, Instant};
 const VM_TESTS: &str = "lasthop-tests-vm";
 /// The package of models of threads.
 const MODELS: &str = "lasthop-tests-models";
+/// By this the tests with virtual machines have their ports on a device, and what it is told: all that a device can have.
+const ON_DEVICE: (&str, &str) = ("LASTHOP_TEST_DEVICE", "walk=on,dma=on");
 /// Packages, and test programs of each (none: all of it), whose ignored tests are the long suite. Of what is not named here, tests are
 /// ignored that measure, and are started by hand.
 const LONG: &[(&str, &[&str])] = &[
@@ -92,8 +94,8 @@ impl Sum {
 }
 
 /// Runs everything, first what is quick, then (unless `quick`) the instruction counts, whether the data plane compiles for
-/// aarch64, and the tests with virtual machines, one at a time; if `long`, what takes minutes besides. The closing line goes
-/// to stdout, last, and to the file `summary`.
+/// aarch64, and the tests with virtual machines, one at a time; if `long`, what takes minutes besides, and the tests with virtual
+/// machines a second time, on a device. The closing line goes to stdout, last, and to the file `summary`.
 pub fn run(quick: bool, long: bool, summary: Option<&Path>) -> Result<(), String> {
     let mut sum = Sum::default();
     // Cargo's own failure (a test that does not compile) has no result line and must fail the run all the same.
@@ -112,6 +114,7 @@ pub fn run(quick: bool, long: bool, summary: Option<&Path>) -> Result<(), String
             let words: Vec<_> = ["--ignored"].into_iter().chain(one_at_a_time).collect();
             broken |= !cargo(&arguments, &words, &mut sum)?;
         }
+        broken |= !on_device(&mut sum)?;
     }
     if broken && sum.failed == 0 {
         // Something failed that no test counted.
@@ -122,6 +125,15 @@ pub fn run(quick: bool, long: bool, summary: Option<&Path>) -> Result<(), String
     }
     println!("{}", sum.line());
     if broken { Err("some tests failed; their output is above".into()) } else { Ok(()) }
+}
+
+/// The tests with virtual machines, all of them, with their ports on a device. False when one failed.
+fn on_device(sum: &mut Sum) -> Result<bool, String> {
+    let (name, options) = ON_DEVICE;
+    println!("the tests with virtual machines once more, with {name}={options}");
+    let arguments = ["test", "--package", VM_TESTS, "--no-fail-fast"];
+    let words = ["--include-ignored", "--test-threads=1"];
+    cargo_with(&arguments, &words, &[(name, options.into())], sum, &mut Failed::default())
 }
 
 /// Compares instruction counts, each stage a test. False when one failed or none could be counted.

@@ -2,7 +2,7 @@
 //! one mechanism or another switched off; QEMU connects again by itself. Guests under emulation are slow, so batches last 5 ms here, and
 //! what is asserted is several times apart.
 
-use lasthop_harness::{Lasthop, Nic, Port, Vm, VmConfig, checks, proc, scratch, wait_for};
+use lasthop_harness::{Lasthop, Nic, Port, Vm, VmConfig, checks, on_device, proc, scratch, wait_for};
 use serde_json::Value;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -115,7 +115,9 @@ impl<'a> Spinning<'a> {
     fn start(lasthop: &Lasthop, vm: &'a Vm) -> Self {
         vm.background("renice -n 19 -p $$; echo $$ >/tmp/spin; while :; do :; done");
         let spinning = Self(vm);
-        wait_for(&format!("{} to run", vm.config.name), PATIENCE, || vm_of(lasthop, vm).starts_with("cpu "));
+        let runs =
+            || vm_of(lasthop, vm).starts_with("cpu ") || on_device::is_on() && vm.run("ls /tmp").contains("spin");
+        wait_for(&format!("{} to run", vm.config.name), PATIENCE, runs);
         spinning
     }
 }
@@ -186,8 +188,10 @@ fn batches(pair: &Pair) {
     let [a, b] = &pair.vms;
     let kicks_and_interrupts = |what: &str, options: &[&str]| {
         let lasthop = pair.with(&[&["--helpers", "none"], options].concat());
+        // A device does not know.
+        let asleep = if on_device::is_on() { "-" } else { "blocked" };
         for vm in [a, b] {
-            wait_for(&format!("{} to sleep", vm.config.name), PATIENCE, || vm_of(&lasthop, vm) == "blocked");
+            wait_for(&format!("{} to sleep", vm.config.name), PATIENCE, || vm_of(&lasthop, vm) == asleep);
         }
         let _spinning = [a, b].map(|vm| Spinning::start(&lasthop, vm));
         let grown = pair.frames(&lasthop, 4000, 100);
@@ -207,7 +211,8 @@ fn batches(pair: &Pair) {
         let [fewer, _] = kicks_and_interrupts("transmit batches", &["--tx-batch", "5000,64", "--rx-batch", "off"]);
         let [_, held] = kicks_and_interrupts("receive batches", &["--tx-batch", "off", "--rx-batch", "5000,64"]);
         seen.push([kicks, fewer, interrupts, held]);
-        fewer * 4.0 < kicks && held * 3.0 < interrupts
+        // Whom it does not see run it interrupts.
+        fewer * 4.0 < kicks && (held * 3.0 < interrupts || on_device::is_on())
     });
     assert!(
         shown,
@@ -278,6 +283,9 @@ fn two_guests_batch_by_batch() {
     let pair = Pair::boot();
     batches(&pair);
     helpers_take_part(&pair);
-    vms_pay(&pair);
-    questions_do_not_wait(&pair);
+    // A device's threads are in nobody's control group, and it does not know who sleeps.
+    if !on_device::is_on() {
+        vms_pay(&pair);
+        questions_do_not_wait(&pair);
+    }
 }

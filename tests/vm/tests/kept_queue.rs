@@ -49,7 +49,8 @@ fn a_vm_s_frames_come_through_the_queue_that_is_kept_for_it() {
     netns.ip("addr add 10.9.0.100/24 dev v1");
     let dir = scratch();
     let ports = ["a", "b"].map(|name| Port::listen(name, dir.path()));
-    let lasthop = Lasthop::start_in(Some(&netns), &ports, &["--uplink", "net=v0,af_xdp,queues=3"]);
+    let lasthop = Lasthop::start_in(Some(&netns), &ports, &[]);
+    lasthop.command(&["uplink", "add", "net", "v0", "--driver", "af_xdp", "--queues", "3"]);
     lasthop.wait_for_state("net", "up");
     lasthop.command(&["port", "set", "a", "--queue-of", "net:256"]);
     let vm = |i: usize| VmConfig::new(&ports[i].name, [Nic::vhost_user(&ports[i].socket, i as u8 + 1)]);

@@ -99,7 +99,9 @@ fn established_connections_go_on_at_another_lasthop() {
     // Nobody has told the other host: what the guest goes on saying is refused, time and again, and so is what it is told.
     let (refused, heard) = (drops(&second, "moved"), size(&peer, 9000, "heard"));
     say(&peer, 9001, 1);
-    wait_for("what is refused", LIMIT, || drops(&second, "moved") >= refused + 3 && drops(&second, "cable") > 0);
+    wait_for("what is refused", LIMIT, || {
+        drops(&second, "moved") >= refused + 3 && drops(&second, second.port_of_uplink("cable")) > 0
+    });
     assert_eq!((size(&peer, 9000, "heard"), size(&moved, 9001, "heard")), (heard, 1024));
 
     let said = second.command(&["port", "import", "moved", &file]);

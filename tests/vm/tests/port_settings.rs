@@ -133,7 +133,9 @@ fn isolated_guests() {
     let netns = Netns::new();
     let dir = scratch();
     let ports = ["a", "b"].map(|name| Port::listen(name, dir.path()));
-    let lasthop = Lasthop::start_in(Some(&netns), &ports, &["--uplink", "net=lh0,tap"]);
+    // On a device it is the device's own: what is beyond the cable is no uplink to it.
+    let lasthop = Lasthop::start_in(Some(&netns), &ports, &[]);
+    lasthop.command(&["uplink", "add", "net", "lh0", "--driver", "tap"]);
     netns.ip("link set lh0 up");
     netns.ip("addr add 10.9.0.100/24 dev lh0");
     for port in ["a", "b"] {
@@ -233,10 +235,11 @@ fn a_machine_gets_its_minimum_of_an_uplink() {
     }
     ["v0", "v1", "end-a", "end-b"].iter().for_each(|name| netns.ip(&format!("link set {name} up")));
     let [a, b] = stations;
-    let uplink = format!("net=v0,af_packet,rate-to=20M,static-mac={a},static-mac={b}");
     let ports = ["a", "b"].map(|name| Port::listen(name, dir.path()));
     // Who is dropped (`rate`) sends what was for later at once, and has nothing then: machines without KVM do not come after.
-    let lasthop = Lasthop::start_in(Some(&netns), &ports, &["--uplink", &uplink, "--congestion", "1000"]);
+    let lasthop = Lasthop::start_in(Some(&netns), &ports, &["--congestion", "1000"]);
+    lasthop.command(&["uplink", "add", "net", "v0", "--driver", "af_packet"]);
+    lasthop.command(&["port", "set", "net", "--rate-to", "20M", "--static-mac", &format!("{a},{b}")]);
     let machines = Vm::boot_all([config("a", dir.path(), 1), config("b", dir.path(), 2)]);
     lasthop.wait_for_state("net", "up");
     for (vm, station) in machines.iter().zip(stations) {

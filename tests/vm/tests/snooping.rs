@@ -74,7 +74,8 @@ fn guests_get_the_groups_that_they_have_joined() {
     netns.ip("link set br0 type bridge mcast_querier 1");
     let routers = |family: &str| {
         let list = lasthop.command(&["mac", "groups"]);
-        list.lines().any(|line| line.contains("all (routers)") && line.contains(family) && line.contains("net ("))
+        let there = format!("{} (", lasthop.port_of_uplink("net"));
+        list.lines().any(|line| line.contains("all (routers)") && line.contains(family) && line.contains(&there))
     };
     for family in ["IPv4", "IPv6"] {
         wait_for("its question", Duration::from_secs(60), || routers(family));
