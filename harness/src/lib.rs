@@ -17,6 +17,7 @@
 mod agent;
 mod bridge;
 pub mod checks;
+mod dma_engine;
 mod lasthop;
 mod loopback;
 mod netns;
@@ -35,6 +36,7 @@ pub mod xdp;
 
 pub use agent::{Agent, Answer};
 pub use bridge::Bridge;
+pub use dma_engine::DmaEngine;
 pub use lasthop::{Lasthop, Port, binary};
 pub use loopback::{Loopback, VirtioUser};
 pub use netns::Netns;

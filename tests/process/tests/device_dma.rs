@@ -2,11 +2,9 @@
 
 use lasthop_frame::VnetHdr;
 use lasthop_frame::testutil::Frame;
+use lasthop_harness::DmaEngine;
 use lasthop_sys::CpuList;
 use lasthop_tests_process::{Guest, Lasthop, Options, PATIENCE, mac, number_of, numbered, proc, scratch, wait_for};
-use nix::sys::ptrace;
-use nix::sys::wait::{WaitPidFlag, waitpid};
-use nix::unistd::Pid;
 use rustix::process::Signal;
 use serde_json::Value;
 use std::path::Path;
@@ -321,39 +319,6 @@ fn front_ends_that_go_in_the_middle_of_copies_are_forgotten() {
     assert!(site.lasthop.stop(), "all processes end");
 }
 
-/// One thread of the device.
-fn thread(process: u32, name: &str) -> Pid {
-    let tasks = std::fs::read_dir(format!("/proc/{process}/task")).expect("it runs").flatten();
-    let is = |path: &Path| std::fs::read_to_string(path.join("comm")).is_ok_and(|comm| comm.trim() == name);
-    let path = tasks.map(|task| task.path()).find(|path| is(path)).expect("there is such a thread");
-    Pid::from_raw(path.file_name().and_then(|name| name.to_str()?.parse().ok()).expect("a number"))
-}
-
-/// Stops the engine where it writes to a guest's memory: in no system call, with the place that it writes to in a register. Before that, while it reads, nothing
-/// is begun.
-#[cfg(target_arch = "x86_64")]
-fn stop_in_a_copy(process: u32, engine: Pid) {
-    let maps = std::fs::read_to_string(format!("/proc/{process}/maps")).expect("it runs");
-    let number = |text: &str| u64::from_str_radix(text, 16).ok();
-    let guests = maps.lines().filter(|line| line.contains(" rw-s ") && line.contains("/memfd:"));
-    let guests = guests.filter_map(|line| line.split(' ').next()?.split_once('-'));
-    let guests: Vec<_> = guests.filter_map(|(from, to)| Some(number(from)?..number(to)?)).collect();
-    ptrace::seize(engine, ptrace::Options::empty()).expect("root may");
-    for tries in 0..5000 {
-        ptrace::interrupt(engine).expect("it is ours");
-        waitpid(engine, Some(WaitPidFlag::__WALL)).expect("it stops");
-        let registers = ptrace::getregs(engine).expect("it is stopped");
-        // Which register it is depends on the C library: after a while any place is good enough.
-        let writes = tries > 1000 || guests.iter().any(|guest| guest.contains(&registers.rdi));
-        if registers.orig_rax as i64 == -1 && writes {
-            return;
-        }
-        ptrace::cont(engine, None).expect("it is stopped");
-        std::thread::sleep(Duration::from_micros(300));
-    }
-    panic!("the engine never writes");
-}
-
 /// The engine hangs, in the middle of a copy: the port that it copies to breaks, and says so; the others go on, its sender's too, and the processor copies for them.
 /// In which state it is stopped is chance; where it was at the end of a copy nobody loses anything, and it is tried again.
 #[test]
@@ -367,7 +332,7 @@ fn an_engine_that_hangs_breaks_the_port_that_it_copies_to_and_no_other() {
         c.greet_when_back(&mut d, 1);
         b.drain();
         let (process, stop) = (site.process(), AtomicBool::new(false));
-        let engine = thread(process, "dma");
+        let engine = DmaEngine::seize(process);
         std::thread::scope(|threads| {
             threads.spawn(|| {
                 let (mut next, mut got) = (10, 10);
@@ -377,7 +342,7 @@ fn an_engine_that_hangs_breaks_the_port_that_it_copies_to_and_no_other() {
                 }
             });
             // This thread is the one that may look at it.
-            stop_in_a_copy(process, engine);
+            engine.stop_in_a_copy();
             wait_for("it to be found out", PATIENCE, || site.stats()["table"]["dma"]["state"] == "hangs");
             stop.store(true, Ordering::Relaxed);
         });
@@ -390,23 +355,25 @@ fn an_engine_that_hangs_breaks_the_port_that_it_copies_to_and_no_other() {
         assert_eq!((site.dma("copies"), site.process()), (copies, process), "the processor copies");
         if site.dma("lost") == 0 {
             assert!(["a", "b"].iter().all(|port| site.port(port)["state"] == "up"), "nothing was lost");
-            let _ = ptrace::detach(engine, None);
             continue;
         }
-        wait_for("its port to say so", PATIENCE, || {
-            let port = site.port("b");
-            port["state"] == "broken" && port.to_string().contains("the DMA engine hangs in the middle of a copy")
-        });
+        // It is hung up on, so that it connects anew, and its port says why.
+        wait_for("its port to be free", PATIENCE, || site.port("b")["state"] == "waiting" && b.is_disconnected());
+        assert!(
+            site.port("b").to_string().contains("the DMA engine hangs in the middle of a copy"),
+            "{}",
+            site.port("b")
+        );
         assert_eq!(site.port("a")["state"], "up");
         a.greet(&mut c, 4);
         assert!(site.lasthop.log().contains("ring stopped: the DMA engine hangs"), "{}", site.lasthop.log());
-        assert!(site.device(&["doctor"]).contains("the DMA engine hangs in the middle of a copy"));
+        assert!(site.device(&["doctor", "--since-start"]).contains("(dma-hangs)"));
         assert!(site.lasthop.command(&["device", "stats", "nic0"]).contains("it hangs: "));
         let found = site.lasthop.try_command(&["doctor", "--since-start"]);
         let found = String::from_utf8_lossy(&found.stdout).into_owned();
         assert!(found.contains("(dma-hangs)") && found.contains("the DMA engine of device nic0 hangs"), "{found}");
         // It goes on, with nobody's memory.
-        ptrace::detach(engine, None).expect("it is stopped");
+        drop(engine);
         drop((a, b));
         let (mut a, mut b) = site.two();
         a.send(&numbered(mac(1), mac(2), 70, LONGEST));
@@ -456,15 +423,9 @@ fn an_engine_that_hangs_in_its_sleep_loses_nothing() {
     a.send(&numbered(mac(1), mac(2), 5, LONGEST));
     b.expect_number(5);
     let process = site.process();
-    let engine = thread(process, "dma");
-    let sleeps = || {
-        let stat = std::fs::read_to_string(format!("/proc/{process}/task/{engine}/stat")).unwrap_or_default();
-        stat.contains(" (dma) S ")
-    };
-    wait_for("the engine to sleep", PATIENCE, sleeps);
-    ptrace::seize(engine, ptrace::Options::empty()).expect("root may");
-    ptrace::interrupt(engine).expect("it is ours");
-    waitpid(engine, Some(WaitPidFlag::__WALL)).expect("it stops");
+    let engine = DmaEngine::seize(process);
+    wait_for("the engine to sleep", PATIENCE, || engine.sleeps());
+    engine.stop();
     let copies = site.dma("copies");
     for n in 10..20 {
         a.send(&numbered(mac(1), mac(2), n, LONGEST));
@@ -476,7 +437,7 @@ fn an_engine_that_hangs_in_its_sleep_loses_nothing() {
     assert!(site.dma("taken_back") > 0, "{}", site.stats());
     assert!(["a", "b", "c", "d"].iter().all(|port| site.port(port)["state"] == "up"));
     // It goes on, and finds nothing to do.
-    ptrace::detach(engine, None).expect("it is stopped");
+    drop(engine);
     a.greet(&mut b, 30);
     assert_eq!((site.process(), site.dma("copies")), (process, copies));
     assert!(site.lasthop.stop(), "all processes end");

@@ -1,6 +1,7 @@
 //! Lines of the log that the switch has us write. One port's front-end and guest cause no more of them than a few at once and then one a
 //! second; the others are counted, and said to have been left out.
 
+use super::cable::FAR_PORT;
 use super::port::Port;
 use super::supervisor::Supervisor;
 use super::uplink::Uplink;
@@ -10,6 +11,9 @@ use lasthop_types::{Level, LogLine, PortId};
 use std::collections::BTreeMap;
 use std::time::Instant;
 use tracing::{error, info, warn};
+
+/// How a line begins by which a device says that a port has lost its memory to a copy in which its DMA engine hangs.
+const HUNG_COPY: &str = "ring stopped: the DMA engine hangs";
 
 /// What each port may still cause.
 #[derive(Debug, Default)]
@@ -68,6 +72,13 @@ fn say_left_out(name: &str, lines: u64) {
 impl Supervisor {
     pub(super) fn write_for_switch(&mut self, line: &LogLine, now: Instant) {
         self.switch_log.write(line, name_of(&self.ports, &self.uplinks, line.port), now);
+        // Its front-end has to connect anew, which machines do as soon as they are hung up on, and not before. Cables and uplinks find it by themselves.
+        if self.is_device
+            && line.text.starts_with(HUNG_COPY)
+            && let Some(port) = self.ports.get(&line.port.0).filter(|port| port.config.name != FAR_PORT)
+        {
+            port.hang_up();
+        }
     }
 
     pub(super) fn step_switch_log(&mut self, now: Instant) {
