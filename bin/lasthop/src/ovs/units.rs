@@ -135,17 +135,22 @@ fn unit(lasthop: &Path, InstallArgs { run_dir, state_dir, .. }: &InstallArgs) ->
     format!(
         "[Unit]
 Description=lasthop, a switch for virtual machines, under Open vSwitch
-After=network-pre.target
-Before=network.target {OVS_UNIT}
+After=network-pre.target local-fs.target
+RequiresMountsFor={run_dir} {state_dir}
+Before=network.target {OVS_UNIT} shutdown.target
 DefaultDependencies=no
+Conflicts=shutdown.target
+StartLimitIntervalSec=0
 
 [Service]
 Type=notify
 ExecStart={lasthop} run --control ovs --run-dir {run_dir} --state-dir {state_dir}
 ExecReload=/bin/kill -HUP $MAINPID
 Restart=on-failure
+RestartPreventExitStatus=2
 KillMode=mixed
 LimitNOFILE=1048576
+TasksMax=infinity
 OOMScoreAdjust=-900
 
 [Install]

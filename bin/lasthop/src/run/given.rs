@@ -24,9 +24,9 @@ pub struct Given {
 }
 
 impl Given {
-    /// Reads the file. A name that is in it and on the command line is an error: nobody knows which is meant.
+    /// Reads the file, which is part of the command line: trying again helps neither. A name that is in both is an error: nobody knows which is meant.
     pub fn new(args: &RunArgs) -> Result<Self, RunError> {
-        let file = args.config.as_deref().map(Declared::read).transpose().map_err(Failed)?.unwrap_or_default();
+        let file = args.config.as_deref().map(Declared::read).transpose().map_err(Usage)?.unwrap_or_default();
         let in_file = file.names();
         let ports = args.ports.iter().map(|port| ("--port", &port.name));
         if let Some((option, name)) = ports

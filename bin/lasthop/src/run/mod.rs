@@ -161,7 +161,9 @@ pub fn run(args: RunArgs) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
-            let _ = writeln!(std::io::stderr(), "lasthop: {e}");
+            // For people in every format; journald shows it among errors all the same.
+            let priority = if args.log_format == Some(Format::Journald) { "<3>" } else { "" };
+            let _ = writeln!(std::io::stderr(), "{priority}lasthop: {e}");
             match e {
                 RunError::Usage(_) => ExitCode::from(2),
                 RunError::Failed(_) => ExitCode::FAILURE,
