@@ -25,11 +25,18 @@ const AFTER: &str = "systemd-sysusers lasthop.conf >/dev/null 2>&1 || :\n\
     exit 0\n";
 const BEFORE_REMOVAL: &str =
     "if [ \"$1\" -eq 0 ]; then systemctl --no-reload disable --now UNITS >/dev/null 2>&1 || :; fi\nexit 0\n";
-/// All processes are of one build: an upgrade replaces them together, unless somebody has them replaced one after the other (`lasthop upgrade`).
-const AFTER_REMOVAL: &str = "if [ -d /run/systemd/system ]; then\n\
+/// All processes are of one build: an upgrade replaces them one by one where that can be done, and else together. `LASTHOP_RESTART=yes` has the service
+/// started anew all the same, and with `=no` it goes on with what it has.
+const AFTER_REMOVAL: &str = "replace() {\n\
+    [ -S /run/lasthop/api.sock ] || return 1\n\
+    for dir in /run/lasthop/devices/*/ /run/lasthop; do\n\
+    [ ! -S \"$dir/api.sock\" ] || lasthop upgrade --run-dir \"$dir\" || return 1\n\
+    done\n}\n\
+    if [ -d /run/systemd/system ]; then\n\
     systemctl daemon-reload >/dev/null 2>&1 || :\n\
     if [ \"$1\" -ge 1 ]; then\n\
-    [ \"${LASTHOP_RESTART:-yes}\" = no ] || systemctl try-restart lasthop.service >/dev/null 2>&1 || :\n\
+    if [ \"${LASTHOP_RESTART:-}\" = no ]; then :\n\
+    elif [ \"${LASTHOP_RESTART:-}\" = yes ] || ! replace; then systemctl try-restart lasthop.service >/dev/null 2>&1 || :; fi\n\
     systemctl try-restart lasthop-metrics.service lasthop-history.service >/dev/null 2>&1 || :\n\
     fi\nfi\nexit 0\n";
 
