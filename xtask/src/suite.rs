@@ -36,6 +36,7 @@ const LONG: &[(&str, &[&str])] = &[
             "package",
             "queue_flood",
             "shares",
+            "systemd",
         ],
     ),
     (VM_TESTS, &[]),
