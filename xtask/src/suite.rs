@@ -15,6 +15,9 @@ const VM_TESTS: &str = "lasthop-tests-vm";
 const MODELS: &str = "lasthop-tests-models";
 /// By this the tests with virtual machines have their ports on a device, and what it is told: all that a device can have.
 const ON_DEVICE: (&str, &str) = ("LASTHOP_TEST_DEVICE", "walk=on,dma=on");
+/// Programs of tests with guests of our own that pass there as well.
+const ALSO_ON_DEVICE: &[&str] =
+    &["acl", "congestion", "connections", "flows", "forwarding", "hostile_frames", "hostile_rings", "mirrors", "nat"];
 /// Packages, and test programs of each (none: all of it), whose ignored tests are the long suite. Of what is not named here, tests are
 /// ignored that measure, and are started by hand.
 const LONG: &[(&str, &[&str])] = &[
@@ -95,8 +98,8 @@ impl Sum {
 }
 
 /// Runs everything, first what is quick, then (unless `quick`) the instruction counts, whether the data plane compiles for
-/// aarch64, and the tests with virtual machines, one at a time; if `long`, what takes minutes besides, and the tests with virtual
-/// machines a second time, on a device. The closing line goes to stdout, last, and to the file `summary`.
+/// aarch64, and the tests with virtual machines, one at a time; if `long`, what takes minutes besides, and tests of
+/// guests a second time, on a device. The closing line goes to stdout, last, and to the file `summary`.
 pub fn run(quick: bool, long: bool, summary: Option<&Path>) -> Result<(), String> {
     let mut sum = Sum::default();
     // Cargo's own failure (a test that does not compile) has no result line and must fail the run all the same.
@@ -128,13 +131,17 @@ pub fn run(quick: bool, long: bool, summary: Option<&Path>) -> Result<(), String
     if broken { Err("some tests failed; their output is above".into()) } else { Ok(()) }
 }
 
-/// The tests with virtual machines, all of them, with their ports on a device. False when one failed.
+/// The tests with virtual machines, all of them, and some with guests of our own, with their ports on a device. False when one failed.
 fn on_device(sum: &mut Sum) -> Result<bool, String> {
     let (name, options) = ON_DEVICE;
-    println!("the tests with virtual machines once more, with {name}={options}");
-    let arguments = ["test", "--package", VM_TESTS, "--no-fail-fast"];
-    let words = ["--include-ignored", "--test-threads=1"];
-    cargo_with(&arguments, &words, &[(name, options.into())], sum, &mut Failed::default())
+    println!("once more, with {name}={options}");
+    let mut run = |arguments: &[&str], words: &[&str]| {
+        cargo_with(arguments, words, &[(name, options.into())], sum, &mut Failed::default())
+    };
+    let mut played = vec!["test", "--package", "lasthop-tests-process", "--no-fail-fast"];
+    played.extend(ALSO_ON_DEVICE.iter().flat_map(|program| ["--test", program]));
+    let vms = ["test", "--package", VM_TESTS, "--no-fail-fast"];
+    Ok(run(&played, &["--test-threads=1"])? & run(&vms, &["--include-ignored", "--test-threads=1"])?)
 }
 
 /// Compares instruction counts, each stage a test. False when one failed or none could be counted.

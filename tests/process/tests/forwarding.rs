@@ -179,7 +179,7 @@ fn several_queue_pairs_and_lasthop_as_client() {
         a.net.flush(pair);
         b.expect_number(number);
     }
-    let queues = lasthop.json(&["port", "list"])["ports"][0]["queues"].as_array().unwrap().len();
+    let queues = lasthop.port("a")["queues"].as_array().unwrap().len();
     assert_eq!(queues, 8);
 }
 
@@ -223,7 +223,7 @@ fn large_packets_whole_or_cut() {
         assert!(got == payload, "changed on its way");
     }
     net.adds_up();
-    let segments = net.lasthop.json(&["port", "list"])["ports"][2]["to_guest"]["segments"].as_u64().unwrap();
+    let segments = net.lasthop.port("p3")["to_guest"]["segments"].as_u64().unwrap();
     // Two packets, and perhaps copies of others while flows were being installed.
     let each = 60_000u64.div_ceil(1400);
     assert!(segments >= 2 * each && segments.is_multiple_of(each), "{segments} segments");
