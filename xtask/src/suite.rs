@@ -31,6 +31,7 @@ const LONG: &[(&str, &[&str])] = &[
             "device_shares",
             "kernel_conntrack",
             "libvirt",
+            "max_cpu",
             "migration",
             "open_vswitch",
             "open_vswitch_controllers",

@@ -40,6 +40,7 @@ mod questions;
 mod renaming;
 mod sets;
 mod settings;
+mod spending;
 mod statistics;
 mod stuck_uplinks;
 #[cfg(test)]
@@ -68,6 +69,7 @@ use questions::{FLOWS, Question, Unconfirmed};
 pub(crate) use sets::SetCall;
 use sets::SetChange;
 use settings::PortRequest;
+use spending::Spending;
 use statistics::StatsWanted;
 use stuck_uplinks::StuckUplinks;
 pub(crate) use upgrade::Upgrade;
@@ -180,6 +182,8 @@ pub(crate) struct Core {
     /// Ports that are interfaces, as they are shown.
     devices: BTreeMap<PortId, DeviceState>,
     stuck_uplinks: StuckUplinks,
+    /// Bounds of processor time.
+    spending: Spending,
     /// What the supervisor knows of ports that have queues of their own.
     owners: Owners,
     health: Health,
@@ -260,6 +264,7 @@ impl Core {
             uplinks: Uplinks::new(),
             devices: BTreeMap::new(),
             stuck_uplinks: StuckUplinks::default(),
+            spending: Spending::default(),
             owners: Owners::new(),
             health: Health::default(),
             next_number: 0,
@@ -318,6 +323,7 @@ impl Core {
         }
         let put_right_ms = self.put_right_ms();
         let looks = self.stuck_uplinks.deadline_ms().into_iter().chain(self.health.deadline_ms());
+        let looks = looks.chain(self.spending.deadline_ms());
         self.next_tick_ms.into_iter().chain(looks).chain(put_right_ms).min()
     }
 
@@ -401,6 +407,7 @@ impl Core {
     fn tick(&mut self, now_ms: u64, out: &mut Effects) {
         let is_due = self.next_tick_ms.take_if(|at| *at <= now_ms).is_some();
         self.watch_uplinks(is_due, now_ms);
+        self.watch_spending(now_ms);
         self.look_at_health(now_ms);
         self.count_some();
         self.list_some();
@@ -500,6 +507,7 @@ impl Core {
                 // A port that the switch reported but this list does not have yet is not gone.
                 for id in std::mem::take(&mut self.configs).into_keys().filter(|id| !new.contains_key(id)) {
                     self.policy.port_gone(id, now_ms, out);
+                    self.spending.set_bounded(id, false, now_ms);
                 }
                 self.refused.retain(|id, _| new.contains_key(id));
                 self.faults.retain(|id, _| new.contains_key(id));
@@ -531,6 +539,7 @@ impl Core {
             SupervisorToControl::CpuTimes { request, times, replaced, host } => {
                 self.cpu_reply(request, times, (replaced, host), now_ms);
             }
+            SupervisorToControl::CpuBounds(bounds) => self.spending.bounds_are(bounds),
             SupervisorToControl::LogLevel { request, run, control } => self.log_level_is(request, run, control),
             SupervisorToControl::Mirrors(mirrors) => self.mirrors_are(mirrors, now_ms, out),
             SupervisorToControl::MirrorReply { request, result } => self.mirror_reply(request, result, now_ms),

@@ -17,6 +17,9 @@ use std::fmt::Display;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 mod actions;
+mod bounds;
+
+pub(crate) use bounds::{cpu_bound, missed_bound};
 
 pub(crate) fn mac(m: &MacView, port: String) -> Mac {
     Mac { mac: m.mac.to_string(), vlan: m.vlan, port, age_ms: m.age_ms, held: m.held, is_static: m.is_static }

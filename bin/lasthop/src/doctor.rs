@@ -13,6 +13,7 @@
 //! | `interface` | uplinks and devices that are guests: cables, segments, MTUs |
 //! | `rules` | what somebody has told ports and lists: denials, forged addresses, VLANs, cables that are pulled |
 //! | `load` | rates, receivers, mirrors |
+//! | `bounds` | bounds of processor time |
 //! | `minimums` | minimum rates, and what uplinks take |
 //! | `tables` | addresses used twice, tables that are full |
 //! | `translation` | guests with an IOMMU of their own: pages that are not answered, not granted, or stale |
@@ -21,6 +22,7 @@
 //! | `open_vswitch` | Open vSwitch, where it decides |
 //! | `unknown` | what cannot be known, and drops that are over |
 
+mod bounds;
 mod devices;
 mod engines;
 mod facts;
@@ -144,6 +146,7 @@ fn report(facts: &Facts<'_>) -> Report {
         rules::findings(facts),
         tables::findings(facts),
         load::findings(facts),
+        bounds::findings(facts),
         minimums::findings(facts),
     ];
     let concerns = |finding: &Finding| facts.named.is_none_or(|port| finding.concerns(port, facts));

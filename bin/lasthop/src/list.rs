@@ -7,6 +7,7 @@ use crate::settings::value_of;
 use crate::shares::{Share, shares};
 use crate::table::{Align, Table, duration};
 use lasthop_api::{Drops, Field, Flow, Mirror, Port, RatesOf, SwitchProxy, SwitchStats, Translation, Uplink};
+use lasthop_policy::MAX_CPU;
 use lasthop_text::counted;
 use serde::Serialize;
 
@@ -202,12 +203,12 @@ fn port_table(ports: &[Port], interfaces: &[Uplink]) -> String {
         if p.from_guest.held > 0 {
             let (name, times) = (&p.name, counted(p.from_guest.held, "time"));
             // Where Open vSwitch decides, rates are in its database; else it was set, and is not any more.
-            let set = value_of(&p.settings, "rate-from").is_some();
-            notes.push_str(&match set {
-                true => format!("{name}: held {times} by rate-from: its guest sends more than that\n"),
-                false => {
+            let set = ["rate-from", MAX_CPU].into_iter().filter(|name| value_of(&p.settings, name).is_some());
+            notes.push_str(&match set.collect::<Vec<_>>().join(" or ") {
+                set if set.is_empty() => {
                     format!("{name}: was held {times}; no rate-from is set now, where Open vSwitch decides it may have set a rate\n")
                 }
+                set => format!("{name}: held {times} by {set}: its guest sends more than that\n"),
             });
         }
         for d in not_carried(interfaces, &p.name) {

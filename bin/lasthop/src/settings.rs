@@ -5,7 +5,7 @@ use crate::client::{CliError, Instance};
 use crate::declared::overruled;
 use clap::Args;
 use lasthop_api::{Field, PortChanged, SwitchProxy};
-use lasthop_policy::{ENGINE, MIN_RATE, PortSettings, RATE_TO, Rate, STATIC_MAC, StaticMac};
+use lasthop_policy::{ENGINE, MAX_CPU, MIN_RATE, PortSettings, RATE_TO, Rate, STATIC_MAC, StaticMac};
 
 /// What a port is told to do. A value `none` takes a setting back.
 #[derive(Debug, Default, Args)]
@@ -67,6 +67,10 @@ pub struct SettingsArgs {
     /// Above all ports with a lower one, where shares go by weight: 15 of 16 bytes for each such port that has packets; 0 to 2 (0)
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     priority: Option<String>,
+    /// How much of one processor its packets may take, in hundredths, such as 20: its guest is held to fewer packets while they take more; 0 or
+    /// "none": as much as they take
+    #[arg(long, value_name = "PERCENT", allow_negative_numbers = true)]
+    max_cpu: Option<String>,
     /// The engine that polls its rings, such as poll-3 (`lasthop engine list`): as `lasthop engine move`; "none": any of those that poll
     #[arg(long, value_name = "ENGINE")]
     engine: Option<String>,
@@ -140,6 +144,7 @@ impl SettingsArgs {
             ("max-ring", &self.max_ring),
             ("weight", &self.weight),
             ("priority", &self.priority),
+            (MAX_CPU, &self.max_cpu),
             (ENGINE, &self.engine),
             ("tx-batch", &self.tx_batch),
             ("rx-batch", &self.rx_batch),

@@ -8,7 +8,7 @@ use lasthop_ipc::{
     DatapathReply, DatapathRequest, FlowInfo, FromControl, SupervisorToSwitch, SwitchToSupervisor, ToControl,
     UpcallPacket,
 };
-use lasthop_management_ipc::{ControlToSupervisor, PortConfig, SupervisorToControl};
+use lasthop_management_ipc::{ControlToSupervisor, CpuBound, PortConfig, PortWork, SupervisorToControl};
 use lasthop_ovs_abi::limit::Limit;
 use lasthop_ovs_abi::meter::{Band, Meter};
 use lasthop_ovs_abi::netlink::Writer;
@@ -342,6 +342,14 @@ fn messages() -> Vec<Vec<u8>> {
         created: false,
         made_now: false,
     };
+    let bound = CpuBound {
+        port: id,
+        most_ns: 9,
+        spent_ns: 99,
+        held_to: Some([1000, 1_024_000]),
+        missed_ms: Some(7),
+        missed: 1,
+    };
     let drops = vec![UplinkDrops { reason: "overrun".into(), packets: 3 }];
     let counters = UplinkCounters { to_network_packets: 5, to_network_bytes: 300, drops, ..UplinkCounters::default() };
     let mut page = vec![0; 7 * COUNTERS_ROW];
@@ -362,6 +370,8 @@ fn messages() -> Vec<Vec<u8>> {
         seed(2, &SupervisorToControl::Ports(vec![config.clone(), config.clone()])),
         seed(2, &SupervisorToControl::Reply { request: 4, result: Ok(config) }),
         seed(2, &SupervisorToControl::Reply { request: 4, result: Err("no".into()) }),
+        seed(2, &SupervisorToControl::CpuBounds(vec![bound])),
+        seed(3, &ControlToSupervisor::Done(vec![PortWork { port: id, busy_ns: 9, packets: 1, bytes: 60 }])),
         seed(
             3,
             &ControlToSupervisor::PortAdd {

@@ -294,3 +294,41 @@ fn storms_are_limited() {
     let flows = lasthop.command(&["flow", "list"]);
     assert!(flows.contains("limit_flood"), "{flows}");
 }
+
+/// A machine floods another, and its packets take a quarter of the processor time that they took before it was bounded.
+#[test]
+#[ignore = "rarely breaks, and takes long; `cargo xtask test --long` runs it"]
+fn a_machine_is_held_to_its_bound_of_processor_time() {
+    let dir = scratch();
+    let ports = ["a", "b"].map(|name| Port::listen(name, dir.path()));
+    let lasthop = Lasthop::start_with(&ports, &["--helpers", "none"]);
+    let [a, b] = Vm::boot_all([config("a", dir.path(), 1), config("b", dir.path(), 2)]);
+    checks::ping(&a, &b);
+    (0..2).for_each(|_| {
+        let to = b.config.nics[0].mac();
+        a.background(&format!("lasthop-guest raw-send eth0 {to} 88b5 1000000000 60 60 0"));
+    });
+    // There are no helpers: its thread takes all of it.
+    let spent_ns = || lasthop.port("a")["cpu_ns"].as_u64().expect("a time");
+    // In hundredths of a processor.
+    let spent = || {
+        let (before, since) = (spent_ns(), Instant::now());
+        std::thread::sleep(Duration::from_secs(5));
+        (spent_ns() - before) as f64 * 100.0 / since.elapsed().as_nanos() as f64
+    };
+    let unbounded = spent();
+    let most = (unbounded / 4.0).ceil();
+    lasthop.command(&["port", "set", "a", "--max-cpu", &most.to_string()]);
+    let end = Instant::now() + Duration::from_secs(120);
+    loop {
+        let now = spent();
+        println!("of {unbounded} % to be {most}: {now}, {}", lasthop.port("a")["cpu_bound"]);
+        if (most * 0.75..=most * 1.25).contains(&now) {
+            break;
+        }
+        assert!(Instant::now() < end, "{now} %, not {most}");
+    }
+    assert!(lasthop.port("a")["cpu_bound"]["missed_ms"].is_null());
+    checks::ping(&a, &b);
+    lasthop.check_sums();
+}

@@ -23,6 +23,10 @@ pub(super) enum Question {
     StuckUplinks {
         ports: Vec<PortInfo>,
     },
+    /// What ports have done for which there is a bound.
+    Spending {
+        ports: Vec<PortInfo>,
+    },
     Flows {
         flows: Vec<Flow>,
         answer: Answer<Vec<Flow>>,
@@ -50,7 +54,7 @@ impl Question {
     /// Nobody waits for the answer any more.
     pub(super) fn is_given_up(&self) -> bool {
         match self {
-            Self::Statistics { .. } | Self::StuckUplinks { .. } | Self::Barrier { .. } => false,
+            Self::Statistics { .. } | Self::StuckUplinks { .. } | Self::Spending { .. } | Self::Barrier { .. } => false,
             Self::Flows { .. } | Self::Ports { .. } | Self::Trace { .. } | Self::Rules(_) => {
                 ![Asker::Owner, Asker::Reader].iter().any(|asker| self.is_of(*asker))
             }
@@ -60,7 +64,7 @@ impl Question {
     /// A client of this socket waits for the answer.
     pub(super) fn is_of(&self, asker: Asker) -> bool {
         match self {
-            Self::Statistics { .. } | Self::StuckUplinks { .. } | Self::Barrier { .. } => false,
+            Self::Statistics { .. } | Self::StuckUplinks { .. } | Self::Spending { .. } | Self::Barrier { .. } => false,
             Self::Flows { answer, .. } => answer.is_open_for(asker),
             Self::Ports { answer, .. } => answer.is_open_for(asker),
             Self::Trace { answer, .. } => answer.is_open_for(asker),
@@ -113,7 +117,7 @@ impl Core {
         self.counting.drain(..).for_each(|counting| refuse(counting.answer, switch_away()));
         for question in std::mem::take(&mut self.questions).into_values() {
             match question {
-                Question::Statistics { .. } | Question::StuckUplinks { .. } => {}
+                Question::Statistics { .. } | Question::StuckUplinks { .. } | Question::Spending { .. } => {}
                 Question::Flows { answer, .. } => refuse(answer, switch_away()),
                 Question::Ports { answer, .. } => refuse(answer, switch_away()),
                 Question::Trace { answer, .. } => refuse(answer, switch_away()),
@@ -151,12 +155,15 @@ impl Core {
                     return self.ask(DatapathRequest::Flows { after }, question);
                 }
             }
-            (Question::Ports { ports, .. } | Question::StuckUplinks { ports }, DatapathReply::Ports(mut part)) => {
+            (
+                Question::Ports { ports, .. } | Question::StuckUplinks { ports } | Question::Spending { ports },
+                DatapathReply::Ports(mut part),
+            ) => {
                 part.iter_mut().for_each(|port| self.name_anew(port));
                 ports.extend(part);
             }
             (
-                Question::Ports { ports, .. } | Question::StuckUplinks { ports },
+                Question::Ports { ports, .. } | Question::StuckUplinks { ports } | Question::Spending { ports },
                 DatapathReply::Removed { from_guest, to_guest, caches },
             ) => {
                 (self.removed, self.caches) = ((from_guest, to_guest), caches);
@@ -206,6 +213,7 @@ impl Core {
                 self.watched(&ports, now_ms);
                 self.check_health(&ports, now_ms);
             }
+            Question::Spending { ports } => self.spent(&ports),
             Question::Flows { flows, answer } => give(answer, flows),
             Question::Ports { ports, cpu, answer } => {
                 let ports = self.ports(ports, &cpu, now_ms);

@@ -27,7 +27,10 @@ impl Core {
     /// A port is told something.
     pub(super) fn settings_are(&mut self, port: PortId, text: String, now_ms: u64, out: &mut Effects) {
         match PortSettings::try_from(text) {
-            Ok(settings) => self.policy.set_settings(port, settings, now_ms, out),
+            Ok(settings) => {
+                self.spending.set_bounded(port, settings.max_cpu.is_some(), now_ms);
+                self.policy.set_settings(port, settings, now_ms, out);
+            }
             // The supervisor has read it, so this does not happen.
             Err(e) => tracing::error!("settings of port {port}: {e}; it goes on as before"),
         }

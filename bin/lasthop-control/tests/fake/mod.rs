@@ -286,6 +286,7 @@ impl Fake {
             }
             ControlToSupervisor::TakesNothing { .. }
             | ControlToSupervisor::Limit { .. }
+            | ControlToSupervisor::Done(_)
             | ControlToSupervisor::Owners(_) => return,
             ControlToSupervisor::LogLevel { request, run, control } => {
                 let run = run.unwrap_or_else(|| "info".into());

@@ -35,6 +35,11 @@ fn rates(facts: &Facts<'_>, port: &Port) -> Vec<Finding> {
         }
         let of_ovs = facts.rate_of_ovs(port, name);
         let Some(told) = setting(port, name).or(of_ovs) else { continue };
+        // Its bound of processor time may be the lower one, and is a finding itself.
+        let by_bound = port.cpu_bound.as_ref().is_some_and(|bound| bound.packets_per_second.is_some());
+        if name == "rate-from" && by_bound {
+            continue;
+        }
         let shown = match name {
             "rate-from" => format!("held {} while this command looked", counted(rise.now, "time")),
             "storm" => rise.said("dropped as storm"),

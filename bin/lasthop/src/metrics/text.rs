@@ -3,7 +3,7 @@
 //! Each port has a bounded number of series: the drop reasons that there are, twice, and some thirty more.
 
 use super::Told;
-use lasthop_api::{ConntrackStats, Drops, Port, SwitchStats, Totals, Translation, Uplink};
+use lasthop_api::{ConntrackStats, CpuBound, Drops, Port, SwitchStats, Totals, Translation, Uplink};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder};
 use prometheus_client::metrics::MetricType;
@@ -99,6 +99,7 @@ fn all(Told { figures, connections, devices }: &Told) -> Vec<Family> {
     all.extend(of_ports(&figures.ports));
     all.extend(of_settled(&figures.ports));
     all.extend(of_translations(&figures.ports));
+    all.extend(of_bounds(&figures.ports));
     all.extend(of_interfaces(&figures.interfaces));
     all.extend(of_connections(connections));
     all.extend(super::devices::families(devices));
@@ -205,7 +206,11 @@ fn of_ports(ports: &[Port]) -> Vec<Family> {
         family("port_checksums", "Checksums completed", count(|p| p.to_guest.checksums)),
         family("port_kicks", "Kicks received", count(|p| p.from_guest.notifications)),
         family("port_interrupts", "Interrupts sent", count(|p| p.to_guest.notifications)),
-        family("port_held", "Times that a queue was not read because of rate-from", count(|p| p.from_guest.held)),
+        family(
+            "port_held",
+            "Times that a queue was not read because of rate-from or max-cpu",
+            count(|p| p.from_guest.held),
+        ),
         family("port_moves", "Addresses that moved there from another port", count(|p| p.moves)),
         family("port_moves_refused", "Packets of addresses that moved too often", count(|p| p.moves_refused)),
         family(
@@ -248,6 +253,32 @@ fn of_settled(ports: &[Port]) -> Vec<Family> {
             "Whether the VM is on a core; no series where that is not known",
             by_port(ports, |p| p.vm.as_ref().map(|vm| level((vm == "running").into()))),
         ),
+    ]
+}
+
+/// Of nanoseconds a second.
+fn processors(ns: u64) -> Number {
+    Number::Level(ns as f64 / 1e9)
+}
+
+/// Of ports with a bound of processor time; no series of others.
+fn of_bounds(ports: &[Port]) -> Vec<Family> {
+    let of = |number: fn(&CpuBound) -> Number| by_port(ports, |p| p.cpu_bound.as_ref().map(number));
+    let held = |p: &Port| p.cpu_bound.as_ref()?.packets_per_second.map(level);
+    vec![
+        family("port_max_cpu_processors", "Processors that its packets may take", of(|b| processors(b.most_ns))),
+        family(
+            "port_max_cpu_used_processors",
+            "Processors that they took in the last second that was looked at",
+            of(|b| processors(b.spent_ns)),
+        ),
+        family(
+            "port_max_cpu_packets_per_second",
+            "What its guest is held to for that; no series while it is held to nothing",
+            by_port(ports, held),
+        ),
+        family("port_max_cpu_not_kept", "Whether the bound is not kept", of(|b| level(b.missed_ms.is_some().into()))),
+        family("port_max_cpu_misses", "Times that it began not to be kept", of(|b| Number::Count(b.missed))),
     ]
 }
 

@@ -110,6 +110,7 @@ impl Supervisor {
             | ControlToSupervisor::UplinkList { .. }
             | ControlToSupervisor::Announce { .. }
             | ControlToSupervisor::Owners(_)
+            | ControlToSupervisor::Done(_)
             | ControlToSupervisor::TakesNothing { .. }) => {
                 self.hear_of_uplinks(uplink);
                 return;

@@ -75,6 +75,7 @@ mod hung_children;
 mod kept;
 mod links;
 mod log_level;
+mod max_cpu;
 mod mirrors;
 mod open_vswitch;
 mod owner;

@@ -111,6 +111,7 @@ impl Supervisor {
         self.replaced.forget(&sessions::process(&config.name));
         self.monitor.forget(config.id.0);
         self.port_threads.forget(config.id.0);
+        self.cpu_bounds.forget(config.id);
         if let Some(cgroup_accounting) = &mut self.cgroup_accounting {
             cgroup_accounting.forget(config.id.0);
         }

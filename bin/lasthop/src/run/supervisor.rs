@@ -8,6 +8,7 @@ use super::engines::EnginesOfRun;
 use super::handover::{Successor, TakeOver};
 use super::host_facts::Missing;
 use super::links::Links;
+use super::max_cpu::CpuBounds;
 use super::open_vswitch::{self, OpenVswitch};
 use super::port::{Context, Port};
 use super::port_threads::PortThreads;
@@ -30,8 +31,7 @@ use super::{dma, walk};
 use lasthop_hostview::HostMonitor;
 use lasthop_ipc::{RateLimit, SupervisorToSwitch, SwitchSettings, SwitchToSupervisor};
 use lasthop_management_ipc::{ControlToSupervisor, DeviceState, SupervisorToControl};
-use lasthop_policy::Batch;
-use lasthop_policy::{Mirror, PortSettings};
+use lasthop_policy::{Batch, Mirror, PortSettings};
 use lasthop_sys::{Epoll, SignalFd, Trigger, Watched};
 use lasthop_types::PortId;
 use lasthop_uplink_ipc::VlanMac;
@@ -123,6 +123,7 @@ pub struct Supervisor {
     /// Shares of ports by number, as long as some have a priority or a minimum rate.
     pub(super) weights: BTreeMap<u32, u32>,
     pub(super) unkept: Unkept,
+    pub(super) cpu_bounds: CpuBounds,
     /// Addresses behind ports that have queues of their own, as control knows them.
     pub(super) stations: BTreeMap<u32, Vec<VlanMac>>,
     /// What Open vSwitch lets come from ports and go there, by name, where that is not what they are told.
@@ -284,6 +285,7 @@ impl Supervisor {
             settings: setup.settings,
             weights: BTreeMap::new(),
             unkept: Unkept::default(),
+            cpu_bounds: CpuBounds::default(),
             stations: BTreeMap::new(),
             limited: BTreeMap::new(),
             mirrors: setup.mirrors,

@@ -513,7 +513,7 @@ impl Supervisor {
         self.switch.send(message, None);
     }
 
-    fn name_of_port(&self, port: u32) -> String {
+    pub(super) fn name_of_port(&self, port: u32) -> String {
         let config = self.ports.get(&port).map(|port| &port.config);
         let config = config.or_else(|| self.uplinks.get(&port).map(|uplink| &uplink.config));
         config.map_or_else(|| format!("#{port}"), |config| config.name.clone())

@@ -147,6 +147,7 @@ impl Supervisor {
                 }
             }
             ControlToSupervisor::Limit { name, from, to } => self.limit_port(name, [from, to]),
+            ControlToSupervisor::Done(work) => self.hear_done(&work),
             _ => {}
         }
     }
@@ -251,6 +252,7 @@ impl Supervisor {
     fn uplink_is_gone(&mut self, id: u32) {
         let Some(uplink) = self.uplinks.remove(&id) else { return };
         self.port_threads.forget(id);
+        self.cpu_bounds.forget(PortId(id));
         self.sessions.forget(PortId(id));
         self.replaced.forget(&sessions::process(&uplink.config.name));
         let mut changed = self.settings.remove(&uplink.spec.name).is_some();

@@ -5,6 +5,7 @@ use crate::list::{fields, protects, trouble};
 use crate::shares::Share;
 use crate::table::{Align, Table, duration};
 use lasthop_api::{Flow, GuestQueue, Mirror, Port, Totals, Uplink};
+use lasthop_policy::MAX_CPU;
 use lasthop_text::counted;
 
 /// So many of a long list fit on a screen.
@@ -279,7 +280,17 @@ fn time(port: &Port) -> Vec<String> {
     let own = port
         .cpu_ns
         .map_or_else(|| "no thread of its own".into(), |ns| format!("{} ms of its own thread", ns / 1_000_000));
-    vec![format!("{own}; {} ms busy with its packets", port.from_guest.busy_ns / 1_000_000)]
+    let mut lines = vec![format!("{own}; {} ms busy with its packets", port.from_guest.busy_ns / 1_000_000)];
+    lines.extend(port.cpu_bound.as_ref().map(|bound| {
+        let [spent, most] = [bound.spent_ns, bound.most_ns].map(|ns| ns / 10_000_000);
+        let held = bound.packets_per_second.map_or_else(
+            || "its guest is held to nothing".into(),
+            |packets| format!("its guest is held to {packets} short packets a second"),
+        );
+        let missed = bound.missed_ms.map_or_else(String::new, |ms| format!("; not kept for {}", duration(ms)));
+        format!("{spent} % of a processor in the last second, of {most} that it may take ({MAX_CPU}): {held}{missed}")
+    }));
+    lines
 }
 
 fn restarts(shown: &Shown) -> Vec<String> {

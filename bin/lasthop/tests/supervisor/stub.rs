@@ -220,6 +220,7 @@ pub fn control(_called: &Path) {
                             | SupervisorToControl::Mirrors(_)
                             | SupervisorToControl::MirrorReply { .. }
                             | SupervisorToControl::CpuTimes { .. }
+                            | SupervisorToControl::CpuBounds(_)
                             | SupervisorToControl::Renamed { .. }
                             | SupervisorToControl::UpgradeReply { .. }
                             | SupervisorToControl::Engines { .. }

@@ -6,6 +6,7 @@
 mod acl;
 mod client;
 mod connections;
+mod cpu_bound;
 mod device;
 mod ended;
 mod engine;
@@ -24,6 +25,7 @@ mod uplink;
 pub use acl::*;
 pub use client::SwitchProxy;
 pub use connections::*;
+pub use cpu_bound::CpuBound;
 pub use device::{Bus, BusBytes, BusModel, DeviceBus, DeviceDma, DeviceTable, DeviceWalk};
 pub use ended::EndedFlows;
 pub use engine::{Engine, EngineList};

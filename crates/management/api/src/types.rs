@@ -1,5 +1,6 @@
 //! What travels.
 
+use crate::cpu_bound::CpuBound;
 use crate::translation::Translation;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -67,6 +68,9 @@ pub struct Port {
     /// Processor time of the port's own thread, in nanoseconds, since the switch process started; none while it has no
     /// thread.
     pub cpu_ns: Option<u64>,
+    /// How its bound of processor time (`max-cpu`) is kept; none without one, and for the first second.
+    #[serde(default)]
+    pub cpu_bound: Option<CpuBound>,
     /// What the VM does: `running` (on a core, or preempted there) or `blocked`; none if that is not known.
     pub vm: Option<String>,
     /// Core on which one of its threads last began to run, if it is running.

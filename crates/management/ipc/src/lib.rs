@@ -121,6 +121,8 @@ pub enum SupervisorToControl {
         /// And how the host and the programs are.
         host: HostFacts,
     },
+    /// How the bounds of processor time are kept, of all ports that have one. Said after each `Done`, and when one was taken away.
+    CpuBounds(Vec<CpuBound>),
     /// All mirrors; before `Ports`, and after every change.
     Mirrors(Vec<MirrorConfig>),
     /// Answer to `MirrorAdd` and `MirrorDel`: an error says what is wrong and what to do.
@@ -278,6 +280,36 @@ pub struct CpuTimes {
     pub sessions_ns: u64,
     /// The supervisor itself.
     pub supervisor_ns: u64,
+}
+
+/// What a port's packets have come to since the switch began, those from its guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PortWork {
+    /// The port.
+    pub port: PortId,
+    /// Nanoseconds in which somebody was busy with them.
+    pub busy_ns: u64,
+    /// How many.
+    pub packets: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+/// How a port's bound of processor time is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CpuBound {
+    /// The port.
+    pub port: PortId,
+    /// Nanoseconds of processor time that its packets may take a second.
+    pub most_ns: u64,
+    /// Those that they took, when that was last looked at.
+    pub spent_ns: u64,
+    /// Packets a second, and bytes, that its guest is held to for that, if it is.
+    pub held_to: Option<[u64; 2]>,
+    /// For how many milliseconds the bound has not been kept, if it is not.
+    pub missed_ms: Option<u64>,
+    /// How often that has begun.
+    pub missed: u64,
 }
 
 /// An uplink.
@@ -465,6 +497,8 @@ pub enum ControlToSupervisor {
         /// Echoed in the reply.
         request: u64,
     },
+    /// What ports have done so far for whose packets there is a bound of processor time. Said each second as long as there are such ports.
+    Done(Vec<PortWork>),
     /// Announce these, at most [`MACS_PART`](lasthop_uplink_ipc::MACS_PART), at this uplink. There may be more such messages.
     Announce {
         /// The uplink's port.

@@ -15,7 +15,7 @@ pub use queue_of::QueueOf;
 use serde::{Deserialize, Serialize};
 use std::fmt::{self, Display};
 use std::net::IpAddr;
-use values::{connections, grants, max_ring, nat_ports, priority, weight};
+use values::{connections, grants, max_cpu, max_ring, nat_ports, priority, weight};
 
 /// Most Ethernet addresses, and most IP addresses, of one port: each packet that meets no flow is compared with all.
 pub const MAX_ADDRESSES: usize = 64;
@@ -62,6 +62,8 @@ pub struct PortSettings {
     pub weight: Option<u16>,
     /// Above those ports with a lower one, where shares go by weight; 0 if nothing is said.
     pub priority: Option<u8>,
+    /// Hundredths of a processor that its packets may take; any number if nothing is said.
+    pub max_cpu: Option<u16>,
     /// The CPU of the engine that polls its rings, written as that is called: `poll-3`. Any if nothing is said, or there is none.
     pub engine: Option<u16>,
     /// What is gathered before its guest kicks while it sends a stream; as all ports if nothing is said, which this crate does not know.
@@ -98,6 +100,7 @@ pub const SETTINGS: &[&str] = &[
     "max-ring",
     "weight",
     "priority",
+    MAX_CPU,
     ENGINE,
     "tx-batch",
     "rx-batch",
@@ -108,15 +111,19 @@ pub const SETTINGS: &[&str] = &[
 ];
 
 /// Those of them that the switch carries out by itself: they hold whoever decides about packets.
-pub const OF_SWITCH: &[&str] = &["rate-from", RATE_TO, MIN_RATE, "weight", "priority", ENGINE, "tx-batch", "rx-batch"];
+pub const OF_SWITCH: &[&str] =
+    &["rate-from", RATE_TO, MIN_RATE, "weight", "priority", MAX_CPU, ENGINE, "tx-batch", "rx-batch"];
 /// The same in words.
-pub const OF_SWITCH_WORDS: &str = "rates, weight, priority, engine and batching";
+pub const OF_SWITCH_WORDS: &str = "rates, weight, priority, processor time, engine and batching";
 
 /// What a port's guest may get; of an uplink, what it takes.
 pub const RATE_TO: &str = "rate-to";
 
 /// What a port gets of each uplink at least.
 pub const MIN_RATE: &str = "min-rate";
+
+/// How much of a processor a port's packets may take.
+pub const MAX_CPU: &str = "max-cpu";
 
 /// Which of the engines that poll a port's rings are polled by.
 pub const ENGINE: &str = "engine";
@@ -180,6 +187,7 @@ impl PortSettings {
             "max-ring" => self.max_ring = if is_none(value) { None } else { Some(max_ring(value)?) },
             "weight" => self.weight = if is_none(value) { None } else { Some(weight(value)?) },
             "priority" => self.priority = if is_none(value) { None } else { Some(priority(value)?) },
+            MAX_CPU => self.max_cpu = if is_none(value) { None } else { max_cpu(value)? },
             ENGINE => self.engine = if is_none(value) { None } else { Some(engine(value)?) },
             "tx-batch" => self.tx_batch = batch(value)?,
             "rx-batch" => self.rx_batch = batch(value)?,
@@ -303,6 +311,7 @@ impl PortSettings {
             self.max_ring.map(|n| text(&n)),
             self.weight.map(|n| text(&n)),
             self.priority.map(|n| text(&n)),
+            self.max_cpu.map(|n| text(&n)),
             self.engine.map(|cpu| engine_name(POLL, cpu)),
             self.tx_batch.map(|batch| text(&batch)),
             self.rx_batch.map(|batch| text(&batch)),

@@ -8,6 +8,7 @@ use super::super::closing;
 use super::super::devices::{self, DeviceState};
 use super::super::engines::{Engines, EnginesOfRun, allowed_cpus};
 use super::super::host_facts::Missing;
+use super::super::max_cpu::CpuBounds;
 use super::super::open_vswitch::{OpenVswitch, OpenVswitchState};
 use super::super::port::{Port, PortState};
 use super::super::port_threads::PortThreads;
@@ -69,6 +70,9 @@ pub struct State {
     #[serde(default)]
     weights: BTreeMap<u32, u32>,
     settings: BTreeMap<String, PortSettings>,
+    /// What guests are held to for bounds of processor time: the switch has been told.
+    #[serde(default)]
+    cpu_bounds: CpuBounds,
     /// Addresses behind ports that have queues of their own.
     #[serde(default)]
     stations: BTreeMap<u32, Vec<VlanMac>>,
@@ -162,6 +166,7 @@ impl Supervisor {
             away: self.links.as_ref().map(|links| links.away().clone()).unwrap_or_default(),
             weights: self.weights.clone(),
             settings: self.settings.clone(),
+            cpu_bounds: self.cpu_bounds.clone(),
             stations: self.stations.clone(),
             limited: self.limited.clone(),
             mirrors: self.mirrors.clone(),
@@ -218,7 +223,7 @@ impl Supervisor {
         if let Some(links) = &mut supervisor.links {
             links.resume_away(state.away);
         }
-        supervisor.weights = state.weights;
+        (supervisor.weights, supervisor.cpu_bounds) = (state.weights, state.cpu_bounds);
         for port in state.ports {
             let at = (&supervisor.epoll, &supervisor.presence, port_token(port.config.id));
             let port = Port::resumed(port, at, taker)?;

@@ -69,6 +69,7 @@ impl Learning {
             max_ring: None,
             weight: None,
             priority: None,
+            max_cpu: None,
             engine: None,
             tx_batch: None,
             rx_batch: None,
