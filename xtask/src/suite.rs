@@ -27,6 +27,7 @@ const LONG: &[(&str, &[&str])] = &[
         &[
             "bench_compare",
             "console",
+            "container_image",
             "control_rings",
             "device_shares",
             "kernel_conntrack",

@@ -78,13 +78,13 @@ impl HostCopy {
         let (overlay, dir) = (self.overlay(), self.dir.path().display());
         format!(
             "{overlay} && mount --rbind /dev {dir}/root/dev && mount -t proc proc {dir}/root/proc && mount -t tmpfs tmpfs {dir}/root/run && \
-             mount {sys} {dir}/root/sys && mount --bind {dir}/space/told {dir}/root/mnt && exec chroot {dir}/root"
+             mount {sys} {dir}/root/sys && mount --bind {dir}/space/told {dir}/root/mnt && cd {dir}/root"
         )
     }
 
     /// A command in the copy.
     pub fn command(&self, script: &str) -> Command {
-        let enter = format!("{} /bin/sh -ec \"$0\"", self.mounts("--rbind /sys"));
+        let enter = format!("{} && exec chroot . /bin/sh -ec \"$0\"", self.mounts("--rbind /sys"));
         let mut command = Command::new("unshare");
         command.args(["--mount", "--pid", "--fork", "--kill-child", "sh", "-ec", &enter, script]);
         command.env("DEBIAN_FRONTEND", "noninteractive").stdin(Stdio::null());
@@ -98,9 +98,18 @@ impl HostCopy {
 
     /// Has somebody live in it: processes that stay, on a network of their own.
     pub fn inhabit(&self) -> Inhabited<'_> {
+        self.inhabit_by("exec chroot .")
+    }
+
+    /// The same for those who make containers: it has no files but its own, also for a process that goes back to the root of its mount namespace.
+    pub fn inhabit_for_containers(&self) -> Inhabited<'_> {
+        self.inhabit_by("pivot_root . . && umount -l . && exec")
+    }
+
+    fn inhabit_by(&self, go: &str) -> Inhabited<'_> {
         let first = "echo ready; while :; do sleep 3600; done";
         // A /sys of its own has no security file system: a package's profiles for AppArmor would be loaded for the whole host.
-        let enter = format!("{} /bin/sh -c \"$0\"", self.mounts("-t sysfs sysfs"));
+        let enter = format!("{} && {go} /bin/sh -c \"$0\"", self.mounts("-t sysfs sysfs"));
         let mut holder = spawn::spawn("KILL", "unshare", |c| {
             c.args([
                 "--mount",
