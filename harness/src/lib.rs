@@ -18,6 +18,7 @@ mod agent;
 mod bridge;
 pub mod checks;
 mod dma_engine;
+mod files;
 mod lasthop;
 mod loopback;
 mod netns;

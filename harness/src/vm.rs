@@ -5,6 +5,7 @@ use crate::nic::{Backend, Nic};
 use crate::qmp::Qmp;
 use crate::{image, last_lines, proc, scratch, spawn};
 use serde_json::{Value, json};
+use std::path::PathBuf;
 use std::process::{Child, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::time::{Duration, Instant};
@@ -51,6 +52,8 @@ pub struct VmConfig {
     pub kernel: String,
     /// Part of a move from one QEMU to another.
     pub movable: Option<Movable>,
+    /// Programs of this host that it has in /bin, with the libraries that they need.
+    pub programs: Vec<PathBuf>,
 }
 
 /// Which part a VM has in a move.
@@ -82,7 +85,20 @@ impl VmConfig {
             ats: true,
             kernel: String::new(),
             movable: None,
+            programs: Vec::new(),
         }
+    }
+
+    /// With programs of this host.
+    pub fn programs(mut self, programs: impl IntoIterator<Item = PathBuf>) -> Self {
+        self.programs.extend(programs);
+        self
+    }
+
+    /// With so much memory.
+    pub fn memory_mib(mut self, mib: u32) -> Self {
+        self.memory_mib = mib;
+        self
     }
 
     /// With this many processors.
@@ -249,12 +265,13 @@ impl Vm {
             if !backend.is_empty() {
                 c.args(["-object", &format!("memory-backend-memfd,id=ram,size={size},share={share}{huge}")]);
             }
-            c.args([
-                "-kernel",
-                &format!("{}/vmlinuz", image.display()),
-                "-initrd",
-                &format!("{}/initrd", image.display()),
-            ]);
+            let initrd = if config.programs.is_empty() {
+                image.join("initrd")
+            } else {
+                crate::files::initrd(&image, dir.path(), &config.programs)
+            };
+            c.args(["-kernel", &format!("{}/vmlinuz", image.display())]);
+            c.args(["-initrd", &initrd.display().to_string()]);
             // no_timer_check: on a host that does much else Linux would not believe in the emulated timer, and not boot.
             let words = "console=ttyS0 quiet panic=-1 nokaslr mitigations=off net.ifnames=0 no_timer_check";
             c.args(["-append", &format!("{words}{}", config.kernel)]);
