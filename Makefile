@@ -4,7 +4,7 @@
 CARGO ?= cargo
 # What two VMs on one switch need, and what everything needs.
 FOUR = --package lasthop --package lasthop-switch --package lasthop-control --package lasthop-session
-PROGRAMS = $(FOUR) --package lasthop-device --package lasthop-cable --package lasthop-uplink --package lasthop-ovs --package lasthop-ovs-preload
+PROGRAMS = $(FOUR) --package lasthop-device --package lasthop-cable --package lasthop-flower --package lasthop-uplink --package lasthop-ovs --package lasthop-ovs-preload
 
 .PHONY: demo demo-ovn test quick bench bench-quick evidence fuzz setup setup-demo setup-ovn setup-bench setup-long build programs check clean
 

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Programs that people do not type; `lasthop` looks for them there.
-const LIBEXEC: [&str; 7] = [
+const LIBEXEC: [&str; 8] = [
     "lasthop-switch",
     "lasthop-device",
     "lasthop-cable",
@@ -15,6 +15,7 @@ const LIBEXEC: [&str; 7] = [
     "lasthop-uplink",
     "lasthop-session",
     "lasthop-ovs",
+    "lasthop-flower",
 ];
 /// What Open vSwitch's programs are preloaded with; its crate has another name.
 const LIBRARY: (&str, &str) = ("liblasthop_ovs.so", "lasthop-ovs-preload");

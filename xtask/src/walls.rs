@@ -39,7 +39,9 @@ impl Room {
             ("bin", "lasthop-device") => Some(Self::Device),
             ("crates", "front-end") | ("bin", "lasthop-session") => Some(Self::FrontEnd),
             ("crates", "driver-domain") | ("bin", "lasthop-uplink" | "lasthop-cable") => Some(Self::DriverDomain),
-            ("crates", "management") | ("bin", "lasthop" | "lasthop-control" | "lasthop-ovs") => Some(Self::Management),
+            ("crates", "management") | ("bin", "lasthop" | "lasthop-control" | "lasthop-ovs" | "lasthop-flower") => {
+                Some(Self::Management)
+            }
             _ => None,
         }
     }

@@ -1,13 +1,14 @@
 //! What is known, in the words of the API.
 
 use lasthop_api::{
-    Batching, Caches, Carried, CpuTimes, Drops, Field, Flow, GuestQueue, Host, Mac, Port, Queue, RefusedMac, Replaced,
-    Totals, TraceOutput, Translation, Uplink,
+    Batching, Caches, Carried, CpuTimes, Drops, Field, Flow, GuestQueue, Host, Mac, Offload, Port, Queue, RefusedMac,
+    Replaced, Stayed, Totals, TraceOutput, Translation, Uplink,
 };
 use lasthop_flow::Action;
 use lasthop_frame::{FlowKey, FlowMask};
 use lasthop_ipc::{FlowInfo, PortInfo, PortState};
 use lasthop_management_ipc::{DeviceState, LinkState, PortConfig, UplinkInfo};
+use lasthop_offload::Why;
 use lasthop_policy::{MacView, PortSettings, PortView, RefusedSource, Vlans};
 use lasthop_sys::hostview::VmState;
 use lasthop_text::MacAddr;
@@ -225,8 +226,18 @@ pub(crate) fn replaced(of: lasthop_management_ipc::Replaced) -> Replaced {
 }
 
 pub(crate) fn host(of: lasthop_management_ipc::HostFacts) -> Host {
-    let lasthop_management_ipc::HostFacts { version, vms_unknown, no_helpers, outdated, state_faults } = of;
-    Host { version, control_version: env!("CARGO_PKG_VERSION").into(), vms_unknown, no_helpers, outdated, state_faults }
+    let lasthop_management_ipc::HostFacts { version, vms_unknown, no_helpers, outdated, state_faults, offload } = of;
+    let control_version = env!("CARGO_PKG_VERSION").into();
+    let offload = offload.map(|offload| self::offload(*offload));
+    Host { version, control_version, vms_unknown, no_helpers, outdated, state_faults, offload }
+}
+
+fn offload(of: lasthop_management_ipc::OffloadState) -> Offload {
+    let lasthop_management_ipc::OffloadState { policy, running, ports, figures } = of;
+    let lasthop_management_ipc::OffloadFigures { flows, in_hardware, packets, bytes, stayed } = figures;
+    let stayed = Why::ALL.iter().zip(stayed).filter(|(_, flows)| *flows > 0);
+    let stayed = stayed.map(|(why, flows)| Stayed { reason: why.name().into(), why: why.sentence().into(), flows });
+    Offload { policy, running, ports, flows, in_hardware, packets, bytes, stayed: stayed.collect() }
 }
 
 pub(crate) fn refused_mac(of: &RefusedSource, lives_at: Option<String>, now_ms: u64) -> RefusedMac {

@@ -17,6 +17,7 @@
 //! | `minimums` | minimum rates, and what uplinks take |
 //! | `tables` | addresses used twice, tables that are full |
 //! | `translation` | guests with an IOMMU of their own: pages that are not answered, not granted, or stale |
+//! | `offload` | flows in the kernel or a card |
 //! | `moves` | guests on their way to another host, which is no fault |
 //! | `processes` | programs: versions, restarts, rights, and whether what is told is remembered |
 //! | `open_vswitch` | Open vSwitch, where it decides |
@@ -32,6 +33,7 @@ mod interface;
 mod load;
 mod minimums;
 mod moves;
+mod offload;
 mod open_vswitch;
 mod processes;
 mod rules;
@@ -140,6 +142,7 @@ fn report(facts: &Facts<'_>) -> Report {
         open_vswitch::findings(facts),
         devices::findings(facts),
         engines::findings(facts),
+        offload::findings(facts),
         front_end::findings(facts),
         translation::findings(facts),
         interface::findings(facts),

@@ -5,6 +5,7 @@
 
 mod devices;
 mod http;
+mod offload;
 mod text;
 
 use crate::client::{CliError, Instance};

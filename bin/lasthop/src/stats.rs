@@ -1,5 +1,6 @@
 //! `lasthop stats`.
 
+mod offload;
 mod open_vswitch;
 
 use crate::SharedArgs;
@@ -200,6 +201,7 @@ fn render(stats: &Stats, verbose: bool) -> String {
     out.push('\n');
     out.push_str(&sums(stats, verbose));
     out.push_str(&open_vswitch::untaken(&stats.switch));
+    out.push_str(&offload::passing(&stats.switch));
     stats.switch.replaced.iter().filter_map(|r| replaced(r, decider)).for_each(|line| out.push_str(&line));
     if !stats.switch.switch_connected {
         out.push_str("the switch process is not connected; counters are not known now\n");

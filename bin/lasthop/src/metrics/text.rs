@@ -102,6 +102,7 @@ fn all(Told { figures, connections, devices }: &Told) -> Vec<Family> {
     all.extend(of_bounds(&figures.ports));
     all.extend(of_interfaces(&figures.interfaces));
     all.extend(of_connections(connections));
+    all.extend(super::offload::families(&figures.switch));
     all.extend(super::devices::families(devices));
     all
 }

@@ -76,6 +76,13 @@ pub struct RunArgs {
     /// SETTING: as of `lasthop port set` of an uplink: rate-to=950M, or static-mac=MAC once for each address. May be repeated
     #[arg(long = "uplink", value_name = "NAME=DEVICE[,driver=DRIVER][,queues=N][,nice=N][,gro=off][,spare][,vlans=LIST][,SETTING=VALUE]", value_parser = parse_uplink_arg)]
     pub uplinks: Vec<UplinkArg>,
+    /// Give established flows between ports with driver=tc to the kernel's classifier flower, and by it to the network card that knows it, as Open vSwitch does with
+    /// hw-offload: their packets pass lasthop by, and are counted
+    #[arg(long)]
+    pub hw_offload: bool,
+    /// Who carries such flows: none: the card if it can, else the kernel; skip_sw: the card alone; skip_hw: the kernel alone
+    #[arg(long, value_name = "POLICY", default_value = "none", requires = "hw_offload", value_parser = ["none", "skip_sw", "skip_hw"])]
+    pub tc_policy: String,
     /// How lines of the log are written: text, json (an object a line), or journald (a priority in front and no time, as journald reads standard
     /// error) [default: text]
     #[arg(long, value_name = "FORMAT", value_parser = log_formats())]

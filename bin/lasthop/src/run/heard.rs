@@ -143,6 +143,6 @@ impl Supervisor {
         if result.is_ok() {
             self.tell_control_ports();
         }
-        self.control.send(SupervisorToControl::Reply { request, result }, None);
+        self.reply_once_it_holds(request, result);
     }
 }

@@ -49,14 +49,17 @@ impl Supervisor {
     pub(super) fn host_facts(&self) -> HostFacts {
         let (vms_unknown, no_helpers) = (self.missing.vms.clone(), self.missing.helpers.clone());
         let version = env!("CARGO_PKG_VERSION").to_owned();
-        HostFacts { version, vms_unknown, no_helpers, outdated: self.outdated(), state_faults: self.store.faults() }
+        let offload = self.offload.as_ref().map(|offload| Box::new(offload.state()));
+        let (outdated, state_faults) = (self.outdated(), self.store.faults());
+        HostFacts { version, vms_unknown, no_helpers, outdated, state_faults, offload }
     }
 
     /// Processes whose program is not the one that would be started now.
     fn outdated(&self) -> Vec<String> {
         let one = |name: &str, pid: Option<u32>| pid.map(|pid| (name.to_owned(), pid));
         let run = one("run", Some(std::process::id()));
-        let children = [one("switch", self.switch.pid()), one("control", self.control.pid())];
+        let flower = one("flower", self.offload.as_ref().and_then(super::offload::Offload::pid));
+        let children = [one("switch", self.switch.pid()), one("control", self.control.pid()), flower];
         let uplinks = self.uplinks.values().flat_map(|uplink| {
             let name = uplink.process();
             uplink.pids().map(move |pid| (name.clone(), pid))

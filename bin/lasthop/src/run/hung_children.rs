@@ -12,6 +12,7 @@ impl Supervisor {
     pub(super) fn end_hung_children(&mut self, now: Instant) -> Result<(), RunError> {
         self.switch.check_hang(now);
         self.control.check_hang(now);
+        self.offload.iter_mut().for_each(|offload| offload.check_hang(now));
         let of_port = |thread: u32| {
             let port = i32::try_from(thread).ok().and_then(|thread| self.port_threads.port(thread))?;
             let config = self.ports.get(&port).map(|port| &port.config);

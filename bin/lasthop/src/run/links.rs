@@ -109,6 +109,11 @@ impl Links {
         self.by_name.get(name).map_or(unseen, |(_, state)| *state)
     }
 
+    /// The number of the interface of this name, if there is one here.
+    pub fn index(&self, name: &str) -> Option<u32> {
+        self.by_name.get(name).map(|(index, _)| index.unsigned_abs())
+    }
+
     /// The MTU in bytes of the interface of this name, if there is one here.
     pub fn mtu(&self, name: &str) -> Option<u32> {
         self.by_name.get(name).and_then(|(index, _)| self.mtus.get(index)).copied()

@@ -77,6 +77,7 @@ mod links;
 mod log_level;
 mod max_cpu;
 mod mirrors;
+mod offload;
 mod open_vswitch;
 mod owner;
 mod port;

@@ -54,6 +54,8 @@ pub struct Setup {
     pub switch: (&'static str, PathBuf),
     /// Devices to start.
     pub devices: Vec<Device>,
+    /// Program that gives flows to the kernel or a card, where it locks out another, and whom it gives them to, if it is to.
+    pub offload: Option<super::offload::OffloadProgram>,
     /// Program of the control plane.
     pub control: PathBuf,
     /// Places of the data plane's table, if it is a device's, and whether that walks the table of all flows.
@@ -137,8 +139,7 @@ impl Setup {
         let state_lock = lock(&args.state_dir, "state.lock", "--state-dir", 0o755, until)?;
         check_apart(&args.run_dir, &args.state_dir)?;
         let devices_wanted = devices::wanted(args, engines.0.cpus.as_ref())?;
-        let store = Store::new(&args.state_dir);
-        let mut remembered = store.load().map_err(Failed)?;
+        let (store, mut remembered) = Store::loaded(&args.state_dir).map_err(Failed)?;
         let other_mirrors = given.mirrors(&mut remembered)?;
         given.overrule(&mut remembered, &ports, &devices);
         let Saved { ports: saved, uplinks: saved_uplinks, taps, settings, mirrors } = remembered;
@@ -167,6 +168,7 @@ impl Setup {
             rules: args.device_rules.map(|rules| (rules, args.device_walk)),
             dma: args.device_dma,
             bus: args.device_bus,
+            offload: super::offload::OffloadProgram::wanted(args)?,
             control,
             connections: args.connections,
             session,

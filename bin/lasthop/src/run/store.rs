@@ -173,6 +173,13 @@ fn write(path: &Path, parts: &[&[u8]], known: &Cell<Option<u64>>, what: &str) ->
 }
 
 impl Store {
+    /// That of the directory `dir`, and what is in it.
+    pub fn loaded(dir: &Path) -> Result<(Self, Saved), String> {
+        let store = Self::new(dir);
+        let saved = store.load()?;
+        Ok((store, saved))
+    }
+
     /// In the directory `dir`, which exists.
     pub fn new(dir: &Path) -> Self {
         let (known, known_lists, known_settings, looked) = Default::default();

@@ -4,11 +4,13 @@ use super::boost::Boost;
 use super::cgroup_accounting::CgroupAccounting;
 use super::child::{Child, Ended};
 use super::devices::{self, Device};
+use super::dma;
 use super::engines::EnginesOfRun;
 use super::handover::{Successor, TakeOver};
 use super::host_facts::Missing;
 use super::links::Links;
 use super::max_cpu::CpuBounds;
+use super::offload::Offload;
 use super::open_vswitch::{self, OpenVswitch};
 use super::port::{Context, Port};
 use super::port_threads::PortThreads;
@@ -27,7 +29,6 @@ use super::upgrade::{Asked, Upgrade};
 use super::uplink::{Switch, Uplink};
 use super::weights::Unkept;
 use super::{RunError, RunError::Failed};
-use super::{dma, walk};
 use lasthop_hostview::HostMonitor;
 use lasthop_ipc::{RateLimit, SupervisorToSwitch, SwitchSettings, SwitchToSupervisor};
 use lasthop_management_ipc::{ControlToSupervisor, DeviceState, SupervisorToControl};
@@ -43,7 +44,7 @@ use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
-use tracing::{error, info, warn};
+use tracing::{info, warn};
 
 /// Size of the memory that outlives each switch, in bytes.
 const JOURNAL_LEN: u64 = 1 << 20;
@@ -67,6 +68,9 @@ pub(super) const NEXT_CHANNEL: u64 = 8;
 pub(super) const NEXT_PID: u64 = 9;
 /// The end of the program that looks whether it could take over.
 pub(super) const TAKE_OVER: u64 = 10;
+/// The process that gives flows to the kernel or a card.
+pub(super) const OFFLOAD_CHANNEL: u64 = 11;
+pub(super) const OFFLOAD_PID: u64 = 12;
 /// Listeners: this plus the port's number. Uplinks' are above.
 const LISTENER: u64 = 1 << 32;
 const LISTENERS_END: u64 = 2 << 32;
@@ -88,6 +92,8 @@ pub struct Supervisor {
     /// What control has asked for while one takes over.
     pub(super) deferred: Vec<ControlToSupervisor>,
     pub(super) control: Child<SupervisorToControl, ControlToSupervisor>,
+    /// Who gives flows to the kernel or a card, if somebody does.
+    pub(super) offload: Option<Offload>,
     pub(super) devices: Vec<Device>,
     /// This is a device of another `lasthop run`.
     pub(super) is_device: bool,
@@ -263,6 +269,7 @@ impl Supervisor {
             deferred: Vec::new(),
             control: Child::new(control_name, setup.control, for_control, CONTROL_CHANNEL, CONTROL_PID)
                 .with_watchdog(setup.watchdog, CONTROL_ROUND),
+            offload: setup.offload.map(|program| Offload::new(program, setup.watchdog)),
             devices: setup.devices,
             is_device: setup.rules.is_some(),
             ports: BTreeMap::new(),
@@ -336,6 +343,7 @@ impl Supervisor {
             self.step_segments(now);
             self.warn_of_minimums();
             self.step_representors();
+            self.step_offload(now);
             self.step_uplinks(now);
             self.step_announcements(now);
             self.tell_devices();
@@ -363,6 +371,7 @@ impl Supervisor {
                     CONTROL_CHANNEL => self.hear_control(),
                     BOOST => self.boost(),
                     LINKS => self.hear_links(),
+                    OFFLOAD_CHANNEL | OFFLOAD_PID => self.offload_event(Instant::now())?,
                     PRESENCE => self.presence.hear(&self.epoll, Instant::now()),
                     SWITCH_PID | NEXT_PID if self.switch.has_token(*token) => self.switch_may_have_ended()?,
                     // Looked at in the next round.
@@ -398,6 +407,7 @@ impl Supervisor {
     pub(super) fn flush(&mut self) {
         self.switch.flush(&self.epoll);
         self.control.flush(&self.epoll);
+        self.offload.iter_mut().for_each(|offload| offload.flush(&self.epoll));
         self.sessions.flush(&self.epoll);
     }
 
@@ -418,6 +428,7 @@ impl Supervisor {
         let sockets = sockets.chain(self.upgrade.as_ref().map(Upgrade::deadline));
         let sockets = sockets.chain(self.take_over.as_ref().map(TakeOver::deadline));
         let sockets = sockets.chain(self.renewal.as_ref().and_then(Renewal::deadline));
+        let sockets = sockets.chain(self.offload.as_ref().and_then(Offload::deadline));
         let sockets = sockets.chain(self.devices_deadline()).chain(self.heart.as_ref().map(Heart::deadline));
         ports.chain(uplinks).chain(sockets).chain(self.switch.deadline()).chain(self.control.deadline()).min()
     }
@@ -476,20 +487,6 @@ impl Supervisor {
         self.switch.reap(&self.epoll, now).map_or(Ok(()), |ended| self.switch_ended(&ended, now))
     }
 
-    /// Gives the switch and control new rings to each other; they drop those they may still have.
-    pub(super) fn join_children(&mut self) {
-        let other = self.upgrade.as_mut().and_then(Upgrade::controlled);
-        let (switch, dma) = other.unwrap_or((&mut self.switch, self.dma.as_ref()));
-        match walk::join(switch, &mut self.control, dma) {
-            Ok(()) => {}
-            Err(e) => {
-                // Out of descriptors: start control afresh, which comes here again.
-                error!("cannot join the switch and control: {e}; restarting control");
-                self.control.kill();
-            }
-        }
-    }
-
     /// What to say of it; before `ready`, it is the end.
     fn cannot_start(&self, name: &str, e: &std::io::Error) -> Result<String, RunError> {
         let what = format!("cannot start {name}: {e}");
@@ -516,7 +513,7 @@ impl Supervisor {
     /// The one line scripts wait for.
     pub(super) fn announce(&mut self) {
         let ready = self.switch.is_ready() && self.control.is_ready() && self.uplinks_needed.is_empty();
-        let ready = ready && self.devices_are_ready();
+        let ready = ready && self.devices_are_ready() && self.offload.as_ref().is_none_or(Offload::is_ready);
         if !self.announced && ready {
             // A start that is refused changes nothing, and from here on none is.
             if let Err(why) = self.keep_given() {
@@ -538,6 +535,7 @@ impl Supervisor {
     /// Closes the ports, asks the children to end, and makes them when they do not.
     fn shut_down(&mut self) -> Result<(), RunError> {
         self.end_devices();
+        self.offload.iter_mut().for_each(Offload::end);
         self.ports.clear();
         self.end_uplinks();
         // Control first: that the switch goes is no news to it then.
@@ -549,7 +547,8 @@ impl Supervisor {
         loop {
             // All that has ended is collected before anything is waited for: of the last one nothing more would be heard.
             self.ending_uplinks();
-            if !self.switch.is_up() && !self.control.is_up() && !self.uplinks.values().any(Uplink::is_up) {
+            let offload = self.offload.as_mut().is_some_and(|offload| offload.is_ending(&self.epoll));
+            if !self.switch.is_up() && !self.control.is_up() && !self.uplinks.values().any(Uplink::is_up) && !offload {
                 break;
             }
             self.switch.flush(&self.epoll);

@@ -36,7 +36,7 @@ use lasthop_management_ipc::{DeviceState, PortConfig, UplinkInfo};
 use lasthop_sys::Epoll;
 use lasthop_text::MacAddr;
 use lasthop_types::MAX_QUEUE_PAIRS;
-use lasthop_uplink_ipc::{QueueOwner, SupervisorToUplink, UplinkCounters, UplinkDevice};
+use lasthop_uplink_ipc::{QueueOwner, SupervisorToUplink, UplinkCounters, UplinkDevice, UplinkDriver};
 pub use renewed::Before;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
@@ -214,6 +214,11 @@ impl Uplink {
 
     fn spare_is_up(&self) -> bool {
         self.spare.as_ref().is_some_and(Driver::is_up)
+    }
+
+    /// Whether it is a representor that its process has joined to its TAP device, so that nothing of it goes to the host's own stack.
+    pub fn is_representor(&self) -> bool {
+        self.device.as_ref().is_some_and(|device| device.driver == UplinkDriver::Tc)
     }
 
     /// Whether it is going to be removed.

@@ -249,7 +249,12 @@ impl Supervisor {
         }
     }
 
-    fn uplink_is_gone(&mut self, id: u32) {
+    pub(super) fn uplink_is_gone(&mut self, id: u32) {
+        self.step_offload(Instant::now());
+        if self.offload.as_ref().is_some_and(|offload| offload.holds(id)) {
+            // Told once no flow of it is anywhere else.
+            return;
+        }
         let Some(uplink) = self.uplinks.remove(&id) else { return };
         self.port_threads.forget(id);
         self.cpu_bounds.forget(PortId(id));

@@ -295,6 +295,40 @@ pub struct Host {
     /// What is wrong with the state directory, so that the next start or the next command fails: for each, what, and behind a semicolon what to do.
     /// 4 entries at most.
     pub state_faults: Vec<String>,
+    /// Flows in the kernel or a card, if `lasthop run` has `--hw-offload`.
+    pub offload: Option<Offload>,
+}
+
+/// Flows that the kernel's classifier flower, or a card by it, carries past lasthop.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomType)]
+pub struct Offload {
+    /// Who carries them: none (the card if it can, else the kernel), skip_sw (the card alone), skip_hw (the kernel alone).
+    pub policy: String,
+    /// The process that sees to it is there; without it no flow is in the kernel or a card for long.
+    pub running: bool,
+    /// Ports whose flows may be there: those with driver=tc whose interface is there.
+    pub ports: u64,
+    /// Flows that are there now.
+    pub flows: u64,
+    /// Those of them that a card carries out.
+    pub in_hardware: u64,
+    /// Packets that passed lasthop by, as last looked at, since that process began. The kernel counts one that is yet to be cut up as its parts.
+    pub packets: u64,
+    /// Their bytes; those that the kernel itself carries it counts without the Ethernet header.
+    pub bytes: u64,
+    /// Flows that stayed in lasthop, by reason, since that process began.
+    pub stayed: Vec<Stayed>,
+}
+
+/// Flows that stayed in lasthop for one reason.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomType)]
+pub struct Stayed {
+    /// One word.
+    pub reason: String,
+    /// The same as part of a sentence.
+    pub why: String,
+    /// How many.
+    pub flows: u64,
 }
 
 /// The flow caches of all threads of the switch that there are now, since each began. A cache grows while more flows are in use than it holds.

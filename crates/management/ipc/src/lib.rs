@@ -1,11 +1,13 @@
 //! What the supervisor says to control and hears from it. The switch speaks none of it.
 
 mod engines;
+mod offload;
 
 pub use engines::{EngineChange, EngineInfo, EngineKind};
 use lasthop_ipc::RateLimit;
 use lasthop_types::PortId;
 use lasthop_uplink_ipc::{UplinkCounters, UplinkDevice, UplinkDriver, VlanMac};
+pub use offload::{OffloadFigures, OffloadState, OffloadToSupervisor, SupervisorToOffload};
 use serde::{Deserialize, Serialize};
 
 /// What the library in Open vSwitch's programs says first to `lasthop-ovs` (`crates/management/ovs-preload`), up to the number of its version. The library
@@ -259,6 +261,8 @@ pub struct HostFacts {
     /// What is wrong with the state directory: for each, what, and behind a semicolon what to do. One for each of its three files and one
     /// for the directory, at most.
     pub state_faults: Vec<String>,
+    /// Flows in the kernel or a card, where there are to be some.
+    pub offload: Option<Box<OffloadState>>,
 }
 
 /// Processor time, in nanoseconds, that the processes which run now have used since each was started.

@@ -107,6 +107,8 @@ pub enum UplinkDriver {
     AfPacket,
     /// An AF_XDP socket, with a program on the interface.
     AfXdp,
+    /// A representor: a TAP device behind rules of the kernel's tc.
+    Tc,
     /// A capture file, which things are only written to.
     File,
     /// A VXLAN tunnel's UDP port, for Open vSwitch.
@@ -121,8 +123,17 @@ pub enum UplinkDriver {
 
 impl UplinkDriver {
     /// All of them.
-    pub const ALL: [Self; 8] =
-        [Self::Tap, Self::AfPacket, Self::AfXdp, Self::File, Self::Vxlan, Self::Geneve, Self::Gre, Self::Ip6gre];
+    pub const ALL: [Self; 9] = [
+        Self::Tap,
+        Self::AfPacket,
+        Self::AfXdp,
+        Self::Tc,
+        Self::File,
+        Self::Vxlan,
+        Self::Geneve,
+        Self::Gre,
+        Self::Ip6gre,
+    ];
 
     /// As people write it.
     pub fn name(self) -> &'static str {
@@ -130,6 +141,7 @@ impl UplinkDriver {
             Self::Tap => "tap",
             Self::AfPacket => "af_packet",
             Self::AfXdp => "af_xdp",
+            Self::Tc => "tc",
             Self::File => "file",
             Self::Vxlan => "vxlan",
             Self::Geneve => "geneve",

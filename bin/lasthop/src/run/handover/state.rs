@@ -267,6 +267,7 @@ fn setup_of(
     let engines = engines.unwrap_or_else(|| EnginesOfRun { now: given.clone(), given });
     let switch = args.data_plane();
     Ok(Setup {
+        offload: None,
         for_switch: args.for_switch(&engines.now, &allowed),
         tx_batch: args.scheduling.tx_batch,
         rx_batch: args.scheduling.rx_batch,

@@ -63,6 +63,9 @@ impl Supervisor {
         programs: Option<&str>,
         all: bool,
     ) -> Result<Option<Upgraded>, String> {
+        if self.offload.is_some() {
+            return Err("with --hw-offload this process cannot become another program: nobody would be told of what is in the kernel or a card; restart lasthop".into());
+        }
         let (runs, place) = own_program()?;
         let program = Program::find(programs, &place)?;
         if program.is(&runs) && !all {

@@ -7,6 +7,7 @@ mod backlog;
 mod file;
 mod packet;
 mod tap;
+mod tc;
 mod tunnel;
 mod xdp;
 
@@ -277,6 +278,10 @@ impl Device {
             UplinkDriver::Tap => Tap::open(wanted, exists, kept),
             UplinkDriver::AfPacket => Packets::open(wanted, kept),
             UplinkDriver::AfXdp => Xdp::open(wanted, kept),
+            UplinkDriver::Tc if is_tap => {
+                Err(OpenError(format!("{name} is a TAP device, which nobody else has an end of; use the driver tap")))
+            }
+            UplinkDriver::Tc => tc::open(wanted, kept),
             UplinkDriver::File => File::open(wanted),
             driver @ (UplinkDriver::Vxlan | UplinkDriver::Geneve | UplinkDriver::Gre | UplinkDriver::Ip6gre) => {
                 Tunnels::open(wanted, driver)

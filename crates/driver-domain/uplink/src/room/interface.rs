@@ -44,6 +44,14 @@ impl Interface {
         Ok(unsafe { self.ask(libc::SIOCGIFMTU)?.ifr_ifru.ifru_mtu }.unsigned_abs())
     }
 
+    /// Gives it this MTU.
+    pub fn set_mtu(&self, mtu: u32) -> Result<(), Errno> {
+        let mut request = self.request;
+        request.ifr_ifru.ifru_mtu = mtu.cast_signed();
+        // SAFETY: as in `ask`.
+        check(unsafe { libc::ioctl(self.socket.as_raw_fd(), libc::SIOCSIFMTU as _, &raw mut request) }).map(drop)
+    }
+
     /// Its Ethernet address; `OPNOTSUPP` for what is no Ethernet.
     pub fn mac(&self) -> Result<[u8; 6], Errno> {
         // SAFETY: SIOCGIFHWADDR sets this member.

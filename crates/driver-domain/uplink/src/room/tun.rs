@@ -31,6 +31,16 @@ impl Tun {
         Ok(tun)
     }
 
+    /// The device's name.
+    pub fn name(&self) -> Result<String, Errno> {
+        // SAFETY: all-zero is a valid request.
+        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+        // SAFETY: TUNGETIFF writes one `ifreq`, which is a live local.
+        check(unsafe { libc::ioctl(self.0.as_raw_fd(), libc::TUNGETIFF as _, &raw mut request) })?;
+        let name = request.ifr_name.iter().map(|c| *c as u8).take_while(|c| *c != 0).collect();
+        String::from_utf8(name).map_err(|_| Errno::ILSEQ)
+    }
+
     /// A queue that another process has attached.
     pub fn kept(queue: OwnedFd) -> Self {
         Self(queue)

@@ -96,7 +96,7 @@ impl Prober {
     /// `kept`: the socket of the process before this one.
     pub fn open(name: &str, device: &Device, kept: Option<OwnedFd>) -> Result<Self, Errno> {
         let mac = device.about.mac;
-        if let (UplinkDriver::Tap, Some(queue)) = (device.about.driver, device.queues.first()) {
+        if let (UplinkDriver::Tap | UplinkDriver::Tc, Some(queue)) = (device.about.driver, device.queues.first()) {
             return Ok(Self {
                 way: Way::Tap(queue.as_fd().try_clone_to_owned().map_err(errno)?),
                 source: opposite(mac),
@@ -122,7 +122,7 @@ impl Prober {
 
     /// Takes it from what was kept.
     pub fn take_kept(kept: &mut Kept, driver: Option<UplinkDriver>) -> Option<OwnedFd> {
-        if driver == Some(UplinkDriver::Tap) { None } else { kept.descriptors.pop() }
+        if matches!(driver, Some(UplinkDriver::Tap | UplinkDriver::Tc)) { None } else { kept.descriptors.pop() }
     }
 
     /// Sends one without a tag, and one on each of these VLANs. That the device is down or its queue full is nothing to worry

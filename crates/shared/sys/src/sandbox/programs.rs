@@ -3,7 +3,11 @@
 mod filter;
 
 use super::{Confinement, Report, SandboxError, note};
-use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
+use rustix::process::{
+    DumpableBehavior, Pid, Resource, Rlimit, geteuid, getrlimit, prlimit, set_dumpable_behavior,
+    set_parent_process_death_signal,
+};
+use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities, set_keep_capabilities, set_no_new_privs};
 use std::fmt;
 
 /// A program that gives up its rights: who it becomes, and what it may call beside what every program may.
@@ -66,6 +70,10 @@ impl Program {
     /// `lasthop-cable`: the same, and memory of its own that it made before.
     pub const CABLE: Self = Self { user_name: "lasthop-cable", fixed_user: 61_906, ..Self::SESSION };
 
+    /// `lasthop-flower`: one socket of rtnetlink, for which it keeps a right (see [`Program::enter_sandbox_keeping`]).
+    pub const FLOWER: Self =
+        Self { user_name: "lasthop-flower", fixed_user: 61_907, calls: &[], ioctls: &[], socket_pairs: &[] };
+
     /// What the process with this number becomes, which runs this program.
     pub fn confinement(self, pid: u32) -> Result<Confinement, SandboxError> {
         let passwd = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
@@ -81,6 +89,38 @@ impl Program {
         let report = self.confinement(std::process::id())?.enter()?;
         let left_out = [limited.left_out, report.left_out].concat();
         Ok(Report { user: report.user, done: [limited.done, report.done].concat(), left_out })
+    }
+
+    /// The same, but for one capability, without which the kernel does not do what it is asked over a socket that was opened before; and it does not
+    /// end with its parent, whose end it sees: what it has made outside of itself it takes away then. Needs to be started as root.
+    pub fn enter_sandbox_keeping(self, kept: CapabilitySet) -> Result<Report, SandboxError> {
+        let threads = std::fs::read_dir("/proc/self/task").map_or(1, |tasks| tasks.count());
+        if threads > 1 {
+            return Err(SandboxError::Threads(threads));
+        }
+        let mut report = Report::default();
+        limit(None, &mut report);
+        let confinement = self.confinement(std::process::id())?;
+        super::warm_up();
+        super::namespaces(&mut report);
+        note(&mut report, "empty root", super::empty_root());
+        note(&mut report, "empty bounding set", super::empty_bounding_set());
+        set_keep_capabilities(true).map_err(SandboxError::Capabilities)?;
+        note(&mut report, "own user", super::become_user(confinement.user.0, confinement.user.1));
+        let none = CapabilitySet::empty();
+        let sets = CapabilitySets { effective: kept, permitted: kept, inheritable: none };
+        set_capabilities(None, sets).map_err(SandboxError::Capabilities)?;
+        set_keep_capabilities(false).map_err(SandboxError::Capabilities)?;
+        report.done.push("one capability");
+        report.user = geteuid().as_raw();
+        set_parent_process_death_signal(None).map_err(SandboxError::Capabilities)?;
+        let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
+        set_no_new_privs(true).map_err(SandboxError::NoNewPrivs)?;
+        report.done.push("no new privileges");
+        note(&mut report, "nothing by name (Landlock)", super::landlock::reach_nothing_by_name());
+        confinement.filters.iter().try_for_each(|filter| super::install(filter)).map_err(SandboxError::Seccomp)?;
+        report.done.push("system call filter");
+        Ok(report)
     }
 }
 
@@ -145,9 +185,11 @@ mod tests {
     /// It travels in one message to the switch.
     #[test]
     fn a_confinement_is_short() {
-        for program in
-            [Program::SWITCH, Program::CONTROL, Program::OVS, Program::UPLINK, Program::SESSION, Program::CABLE]
-        {
+        let (some, others) = (
+            [Program::SWITCH, Program::CONTROL, Program::OVS, Program::UPLINK],
+            [Program::SESSION, Program::CABLE, Program::FLOWER],
+        );
+        for program in some.into_iter().chain(others) {
             let confinement = program.confinement(u32::MAX).unwrap();
             let instructions: usize = confinement.filters.iter().map(Vec::len).sum();
             assert!((100..4000).contains(&instructions), "{instructions}");
