@@ -253,10 +253,10 @@ impl Supervisor {
     /// Starts the process if it is due, and tells it what has changed.
     pub(super) fn step_offload(&mut self, now: Instant) {
         let Some(offload) = &mut self.offload else { return };
-        if offload.child.is_due(now) {
-            if let Err(e) = offload.start(&self.epoll) {
-                offload.child.cannot_start(format!("cannot start lasthop-flower: {e}"), now);
-            }
+        if offload.child.is_due(now)
+            && let Err(e) = offload.start(&self.epoll)
+        {
+            offload.child.cannot_start(format!("cannot start lasthop-flower: {e}"), now);
         }
         let ports = self.offloaded_ports();
         if let Some(offload) = self.offload.as_mut().filter(|offload| offload.child.is_up()) {
