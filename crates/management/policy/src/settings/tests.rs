@@ -25,7 +25,6 @@ fn what_is_said_is_shown_and_kept() {
         ("priority=1", "priority=1"),
         ("weight=2 max-ring=512", "max-ring=512 weight=2"),
         ("engine=poll-1 max-cpu=20% weight=2", "weight=2 max-cpu=20 engine=poll-1"),
-        ("max-cpu=0", ""),
         (
             "vlan=10 static-mac=52:54:00:00:00:02 static-mac=52:54:00:00:00:01@10",
             "vlan=10 static-mac=52:54:00:00:00:01@10,52:54:00:00:00:02",
@@ -39,6 +38,7 @@ fn what_is_said_is_shown_and_kept() {
         assert_eq!(serde_json::from_str::<PortSettings>(&json).unwrap(), settings, "{json}");
     }
     assert_eq!(PortSettings::default().to_string(), "");
+    assert_eq!(changed(&set("max-cpu=20"), "max-cpu=0").unwrap(), PortSettings::default());
 }
 
 #[test]
