@@ -103,12 +103,17 @@ pub fn stage(programs: &Path, tree: &Path) -> Result<(), String> {
     Ok(())
 }
 
+/// What an upgrade of either package runs: the function `replace`.
+pub const REPLACE: &str = include_str!("../../packaging/replace.sh");
+
 /// What dpkg reads and runs.
 fn control(tree: &Path, version: &str) -> Result<(), String> {
     let deb = root().join("packaging/deb");
     let folder = tree.join("DEBIAN");
     for script in ["postinst", "prerm", "postrm"] {
-        put(&deb.join(script), &folder.join(script), 0o755)?;
+        let path = deb.join(script);
+        let text = fs::read_to_string(&path).map_err(|e| format!("{}: {e}", path.display()))?;
+        write(&folder.join(script), text.replace("REPLACE\n", REPLACE).as_bytes(), 0o755)?;
     }
     write(&folder.join("conffiles"), b"/etc/lasthop.toml\n/etc/apparmor.d/lasthop\n", 0o644)?;
     let kib = size(tree)?.div_ceil(1024);

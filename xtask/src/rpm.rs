@@ -25,20 +25,17 @@ const AFTER: &str = "systemd-sysusers lasthop.conf >/dev/null 2>&1 || :\n\
     exit 0\n";
 const BEFORE_REMOVAL: &str =
     "if [ \"$1\" -eq 0 ]; then systemctl --no-reload disable --now UNITS >/dev/null 2>&1 || :; fi\nexit 0\n";
-/// All processes are of one build: an upgrade replaces them one by one where that can be done, and else together. `LASTHOP_RESTART=yes` has the service
-/// started anew all the same, and with `=no` it goes on with what it has.
-const AFTER_REMOVAL: &str = "replace() {\n\
-    [ -S /run/lasthop/api.sock ] || return 1\n\
-    for dir in /run/lasthop/devices/*/ /run/lasthop; do\n\
-    [ ! -S \"$dir/api.sock\" ] || lasthop upgrade --run-dir \"$dir\" || return 1\n\
-    done\n}\n\
+const AFTER_REMOVAL: &str =
+    "if [ -d /run/systemd/system ]; then systemctl daemon-reload >/dev/null 2>&1 || :; fi\nexit 0\n";
+/// The last of a transaction, and the new package's own. All processes are of one build: an upgrade replaces them one by one where that can be done, and else
+/// together. `LASTHOP_RESTART=yes` has the service started anew all the same, and with `=no` it goes on with what it has. Nothing is started that did not run.
+const AFTER_ALL: &str = "REPLACE\n\
     if [ -d /run/systemd/system ]; then\n\
     systemctl daemon-reload >/dev/null 2>&1 || :\n\
-    if [ \"$1\" -ge 1 ]; then\n\
     if [ \"${LASTHOP_RESTART:-}\" = no ]; then :\n\
     elif [ \"${LASTHOP_RESTART:-}\" = yes ] || ! replace; then systemctl try-restart lasthop.service >/dev/null 2>&1 || :; fi\n\
     systemctl try-restart lasthop-metrics.service lasthop-history.service >/dev/null 2>&1 || :\n\
-    fi\nfi\nexit 0\n";
+    fi\nexit 0\n";
 
 /// Builds the package from the programs in `programs`, or from those that it builds, and prints its path.
 pub fn run(programs: Option<&Path>) -> Result<(), String> {
@@ -78,8 +75,10 @@ fn build(tree: &Path, version: &str, package: &Path) -> Result<(), Box<dyn std::
         (PackageBuilder::post_install_script as fn(&mut _, Scriptlet) -> &mut _, AFTER),
         (PackageBuilder::pre_uninstall_script, BEFORE_REMOVAL),
         (PackageBuilder::post_uninstall_script, AFTER_REMOVAL),
+        (PackageBuilder::post_trans_script, AFTER_ALL),
     ] {
-        hook(&mut builder, Scriptlet::new(text.replace("UNITS", UNITS)).prog(vec!["/bin/sh"]));
+        let text = text.replace("UNITS", UNITS).replace("REPLACE\n", deb::REPLACE);
+        hook(&mut builder, Scriptlet::new(text).prog(vec!["/bin/sh"]));
     }
     for file in &files {
         let Some(path) = path_of(file.strip_prefix(tree)?) else { continue };

@@ -23,8 +23,11 @@ const AGAIN: Duration = Duration::from_millis(10);
 #[derive(Debug)]
 pub struct CliError {
     text: String,
-    /// Exit status: 1, what was asked for could not be done; 2, the command line makes no sense, whatever is running.
+    /// Exit status: 1, what was asked for could not be done; 2, the command line makes no sense, whatever is running; 3, of `lasthop upgrade`: not before
+    /// lasthop is started anew.
     pub status: u8,
+    /// The lasthop that runs is of a version that does not know this.
+    pub other_version: bool,
     /// The connection broke off: it is not known whether it was done.
     pub broke_off: bool,
 }
@@ -32,12 +35,22 @@ pub struct CliError {
 impl CliError {
     /// It could not be done.
     pub fn new(text: impl Into<String>) -> Self {
-        Self { text: text.into(), status: 1, broke_off: false }
+        Self { text: text.into(), status: 1, other_version: false, broke_off: false }
+    }
+
+    /// The lasthop that runs is of another version.
+    fn other_version(text: String) -> Self {
+        Self { other_version: true, ..Self::new(text) }
+    }
+
+    /// The same, with this exit status.
+    pub fn with_status(self, status: u8) -> Self {
+        Self { status, ..self }
     }
 
     /// The command line makes no sense.
     pub fn usage(text: impl Into<String>) -> Self {
-        Self { text: text.into(), status: 2, broke_off: false }
+        Self { status: 2, ..Self::new(text) }
     }
 }
 
@@ -118,11 +131,11 @@ impl Instance {
         match runtime.block_on(async { tokio::time::timeout(patience, call(connection)).await }) {
             Ok(Ok(Ok(answer))) => Ok(answer),
             Ok(Ok(Err(e))) => Err(CliError::new(e.to_string())),
-            Ok(Err(zlink::Error::VarlinkService(e))) => Err(CliError::new(format!(
+            Ok(Err(zlink::Error::VarlinkService(e))) => Err(CliError::other_version(format!(
                 "the lasthop running at {run_dir} does not know this request ({e}); use the command of its version"
             ))),
             // Answers have lost and gained parts between versions.
-            Ok(Err(zlink::Error::Json(e))) => Err(CliError::new(format!(
+            Ok(Err(zlink::Error::Json(e))) => Err(CliError::other_version(format!(
                 "the lasthop running at {run_dir} answers as one of another version does ({e}); use the command of its version, or start it again \
                  with the programs of this one"
             ))),

@@ -11,6 +11,9 @@ use lasthop_api::{PortPause, SwitchProxy, Upgraded};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+/// Exit status: these programs can take the place of those that run only where lasthop is started anew. Any other refusal may pass.
+const ONLY_ANEW: u8 = 3;
+
 /// Processes that can be replaced, in the order in which they are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 enum Processes {
@@ -82,7 +85,8 @@ pub fn upgrade(args: &UpgradeArgs) -> Result<String, CliError> {
             Err(e) => {
                 // What has been done is said as well.
                 let before: Vec<_> = done.processes.iter().map(|process| process.process.as_str()).collect();
-                return Err(CliError::new(format!("{e}; replaced before: {}", before.join(", "))));
+                let text = format!("{e}; replaced before: {}", before.join(", "));
+                return Err(CliError::new(text).with_status(e.status));
             }
         }
     }
@@ -94,7 +98,10 @@ fn ask(args: &UpgradeArgs, processes: Processes, programs: Option<&str>, message
     let name = processes.name();
     let upgrade =
         async |c: &mut _, attempt: &str| SwitchProxy::upgrade(c, programs, messages, name, args.all, attempt).await;
-    args.shared.instance()?.ask_until_answered(upgrade)
+    args.shared.instance()?.ask_until_answered(upgrade).map_err(|e| {
+        let never = e.other_version || e.to_string().contains(run::OTHER_MESSAGES);
+        if never { e.with_status(ONLY_ANEW) } else { e }
+    })
 }
 
 /// What the programs that this one belongs to say to each other.
@@ -104,9 +111,9 @@ fn messages_of(program: &Path) -> Result<String, CliError> {
     let asked = asked.map_err(|e| CliError::new(format!("{shown}: {e}; it belongs to the new programs")))?;
     let text = String::from_utf8_lossy(&asked.stdout).trim().to_owned();
     if !asked.status.success() || text.is_empty() {
-        return Err(CliError::new(format!(
-            "{shown} is of a version that cannot take over from another; restart lasthop to take it into use"
-        )));
+        let wrong =
+            format!("{shown} is of a version that cannot take over from another; restart lasthop to take it into use");
+        return Err(CliError::new(wrong).with_status(ONLY_ANEW));
     }
     Ok(text)
 }

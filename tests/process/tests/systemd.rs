@@ -5,6 +5,7 @@ use lasthop_harness::root;
 use lasthop_tests_process::{HostCopy, Inhabited, Options, PATIENCE, Plug, package, scratch, under_load, wait_for};
 use serde_json::Value;
 use std::collections::BTreeSet;
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
@@ -240,7 +241,8 @@ fn an_upgrade_of_the_package_ends_no_connection() {
     let copy = HostCopy::debian();
     let host = host(&copy);
     newer(&copy, "0.1.1", "true");
-    newer(&copy, "0.1.2", "sum=$(./lasthop messages); sed -i s/$sum/0000000000000000/ lasthop");
+    newer(&copy, "0.1.2", "chmod -x ../libexec/lasthop/lasthop-switch");
+    newer(&copy, "0.1.3", "sum=$(./lasthop messages); sed -i s/$sum/0000000000000000/ lasthop");
     let mut plugs = plugs(&host);
     let [a, b] = &mut plugs;
     a.guest.greet(&mut b.guest, 1);
@@ -256,16 +258,27 @@ fn an_upgrade_of_the_package_ends_no_connection() {
     let new = host.run("for p in $(pgrep '^lasthop'); do readlink /proc/$p/exe; done | sort | uniq -c");
     assert!(property(&host, "MainPID") == pid && property(&host, "ActiveState") == "active", "{new}");
     assert_eq!(new.matches("(deleted)").count(), 1, "of the programs before, sessions alone are left: {new}");
+    // What is refused and may pass ends no connection; and a device that was killed, whose socket is there and its lock free, is passed over.
+    host.run("mkdir -p /run/lasthop/devices/gone; touch /run/lasthop/devices/gone/lock");
+    drop(UnixListener::bind(host.file("/run/lasthop/devices/gone/api.sock")).unwrap());
+    let said = upgrade("", "0.1.2");
+    let why = "lasthop goes on with the programs before (/run/lasthop): ";
+    assert!(said.matches(why).count() == 1 && said.matches("goes on with the programs before").count() == 1, "{said}");
+    assert!(said.contains("lasthop-switch is not there, or may not be run; install it there"), "{said}");
+    assert!(!plugs.iter_mut().any(|plug| plug.guest.is_disconnected()), "a connection ended");
+    host.run("rm -r /run/lasthop/devices/gone; chmod +x /usr/libexec/lasthop/lasthop-switch; lasthop upgrade");
+    assert!(!plugs.iter_mut().any(|plug| plug.guest.is_disconnected()), "a connection ended");
     // It is watched as before.
     host.run(&format!("kill -KILL {pid}"));
     traffic_is_back(&mut plugs, 10_000);
     assert_eq!(restarts(&host), 1);
     // LASTHOP_RESTART=no: an upgrade is for somebody to do, and none that is possible.
-    let said = upgrade("LASTHOP_RESTART=no", "0.1.2");
+    let said = upgrade("LASTHOP_RESTART=no", "0.1.3");
     assert!(!said.contains("lasthop: ") && !plugs[0].guest.is_disconnected(), "{said}");
+    host.run("lasthop upgrade || [ $? = 3 ]");
     let refused = host.refused("lasthop upgrade");
     assert!(refused.contains("say other things"), "{refused}");
-    let said = host.run("apt-get install --reinstall --yes /mnt/lasthop_0.1.2_amd64.deb");
+    let said = host.run("apt-get install --reinstall --yes /mnt/lasthop_0.1.3_amd64.deb");
     assert!(said.contains(refused.trim_end()), "{said}");
     traffic_is_back(&mut plugs, 20_000);
     assert!(property(&host, "ActiveState") == "active" && host.run("lasthop messages").contains("000000"));

@@ -119,7 +119,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 pub use store::SavedUplink;
 use supervisor::{Next, Supervisor};
-pub use upgrade::MESSAGES;
+pub use upgrade::{MESSAGES, OTHER_MESSAGES};
 
 /// Why `lasthop run` ends with an error. The text is one line: what is wrong; what to do.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]

@@ -25,6 +25,8 @@ use tracing::{info, warn};
 
 /// What the programs of this build say to each other: `build.rs` makes a number of it.
 pub const MESSAGES: &str = env!("LASTHOP_MESSAGES");
+/// How `lasthop upgrade` knows such a refusal, whichever build's it is.
+pub const OTHER_MESSAGES: &str = "the programs that run say other things to each other than the new ones";
 /// The other switch is ready by then, or it is given up.
 const START_LIMIT: Duration = Duration::from_secs(5);
 /// And all ports have taken a step.
@@ -160,7 +162,7 @@ impl Supervisor {
         }
         let begun = match wanted.processes {
             _ if wanted.messages != MESSAGES => Err(format!(
-                "the programs that run say other things to each other than the new ones (messages {MESSAGES}, and {}); restart lasthop to take the \
+                "{OTHER_MESSAGES} (messages {MESSAGES}, and {}); restart lasthop to take the \
                  new ones into use: front-ends connect again",
                 wanted.messages
             )),
