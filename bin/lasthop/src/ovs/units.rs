@@ -135,7 +135,7 @@ fn unit(lasthop: &Path, InstallArgs { run_dir, state_dir, .. }: &InstallArgs) ->
     format!(
         "[Unit]
 Description=lasthop, a switch for virtual machines, under Open vSwitch
-After=network-pre.target local-fs.target
+After=network-pre.target local-fs.target apparmor.service
 RequiresMountsFor={run_dir} {state_dir}
 Before=network.target {OVS_UNIT} shutdown.target
 DefaultDependencies=no
@@ -147,7 +147,6 @@ Type=notify
 ExecStart={lasthop} run --control ovs --run-dir {run_dir} --state-dir {state_dir}
 ExecReload=/bin/kill -HUP $MAINPID
 Restart=on-failure
-RestartPreventExitStatus=2
 KillMode=mixed
 LimitNOFILE=1048576
 TasksMax=infinity
