@@ -4,6 +4,7 @@ mod acl;
 mod attach;
 mod capture;
 mod client;
+mod complaint;
 mod completions;
 mod conntrack;
 mod declared;
@@ -417,7 +418,7 @@ fn main() -> ExitCode {
     match result {
         Ok(text) => print(|stdout| stdout.write_all(text.as_bytes())),
         Err(e) => {
-            let _ = writeln!(io::stderr(), "lasthop: {e}");
+            complaint::complain(&e);
             ExitCode::from(e.status)
         }
     }
@@ -473,7 +474,7 @@ fn usage(e: &clap::Error) -> ExitCode {
             // How to pass an option as a value is not what somebody wants to know who has misspelt one.
             let tip = paragraphs.clone().find_map(|p| p.trim().strip_prefix("tip:").map(words));
             let tip = tip.filter(|tip| !tip.starts_with("to pass")).map_or_else(String::new, |tip| format!("; {tip}"));
-            let _ = writeln!(io::stderr(), "lasthop: {wrong}{tip}; {help}");
+            complaint::complain(format_args!("{wrong}{tip}; {help}"));
             ExitCode::from(2)
         }
     }
