@@ -412,7 +412,8 @@ impl Core {
             view::port_vm(&mut port, slot.and_then(|slot| self.host_view?.vm(slot)));
             let health = || infos.get(&id).and_then(|info| self.health.note(info, now_ms));
             let bound = self.spending.bound(id);
-            port.note = self.faults.get(&id).cloned().or_else(health).or_else(|| bound.and_then(view::missed_bound));
+            let missed = || view::missed_bound(bound?, self.device.is_some());
+            port.note = self.faults.get(&id).cloned().or_else(health).or_else(missed);
             port.cpu_bound = bound.map(view::cpu_bound);
             port.last_error_age_ms = port.last_error.as_ref().and_then(|_| self.health.erred_ms_ago(id, now_ms));
             if let Some((reason, at)) = self.refused.get(&id) {

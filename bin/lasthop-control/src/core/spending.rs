@@ -69,7 +69,8 @@ impl Core {
     pub(super) fn spent(&mut self, ports: &[PortInfo]) {
         let work = |port: &PortInfo| {
             let from = &port.from_guest;
-            PortWork { port: port.id, busy_ns: from.busy_ns, packets: from.packets, bytes: from.bytes }
+            let woken = from.notifications.saturating_add(from.held);
+            PortWork { port: port.id, busy_ns: from.busy_ns, packets: from.packets, bytes: from.bytes, woken }
         };
         let bounded = ports.iter().filter(|port| self.spending.bounded.contains(&port.id));
         let done = bounded.map(work).collect();

@@ -16,15 +16,17 @@ pub fn findings(facts: &Facts<'_>) -> Vec<Finding> {
 fn of_port(facts: &Facts<'_>, port: &Port, bound: &CpuBound) -> Option<Finding> {
     let (name, told) = (&port.name, setting(port, MAX_CPU)?);
     let took = format!("told {MAX_CPU}={told}, took {} % of a processor in the last second", percent(bound.spent_ns));
-    let held = bound.packets_per_second.map(|packets| format!("held to {packets} short packets a second"));
-    let taken_back = facts.lasthop(&format!("port set {name} --{MAX_CPU} none"));
+    let held = bound.held_to().map(|rate| format!("held to {rate}"));
+    let set = |to| facts.lasthop(&format!("port set {name} --{MAX_CPU} {to}"));
+    let [taken_back, larger] = ["none", "PERCENT"].map(set);
     if let Some(ms) = bound.missed_ms {
         let how = match held {
-            Some(_) => {
-                "what its packets cost is not for its rate to say any more: look whether they meet no flow (`lasthop stats`: missed), go to many ports, or kick for nothing; give it a larger bound, or move the VM \
-                        to a host with more room (migration.md)"
-            }
-            None => "give it a larger bound, or move the VM to a host with more room (migration.md)",
+            Some(_) => format!(
+                "what its packets cost is not for its rate to say any more: look whether they meet no flow (`{}`: MISSED), go to many ports, or kick for nothing; give it a larger bound, or move the VM to a host \
+                 with more room (migration.md)",
+                facts.lasthop("stats --verbose")
+            ),
+            None => "give it a larger bound, or move the VM to a host with more room (migration.md)".to_owned(),
         };
         let finding = Finding::at(name, MISSED, "its packets take more processor time than they are to").seen(took);
         let for_how_long = format!("not kept for {}", counted(ms / 1000, "second"));
@@ -40,7 +42,7 @@ fn of_port(facts: &Facts<'_>, port: &Port, bound: &CpuBound) -> Option<Finding> 
         )
         .seen(took)
         .seen(format!("{held}, {} while this command looked", counted(rise.now, "time")))
-        .remedy(format!("give it a larger bound (`lasthop port set {name} --{MAX_CPU} PERCENT`), or take it back"))
+        .remedy(format!("give it a larger bound (`{larger}`), or take it back"))
         .command(taken_back),
     )
 }
@@ -69,7 +71,7 @@ mod tests {
     fn a_guest_that_is_held_back_is_a_finding_while_it_is() {
         let bound = CpuBound { most_ns: 200_000_000, spent_ns: 198_765_432, ..CpuBound::default() };
         assert_eq!(site(bound.clone(), 5), [], "not by this");
-        let held = CpuBound { packets_per_second: Some(70_000), ..bound };
+        let held = CpuBound { packets_per_second: Some(70_000), bytes_per_second: Some(71_680_000), ..bound };
         assert_eq!(site(held.clone(), 0), [], "it has nothing to send");
         let [finding] = &site(held, 5)[..] else { panic!("one finding") };
         assert_eq!((finding.kind, finding.port.as_deref()), (MAX_CPU, Some("a")));
@@ -83,10 +85,10 @@ mod tests {
         let bound = CpuBound { spent_ns: 450_000_000, missed_ms: Some(7300), ..CpuBound::default() };
         let [finding] = &site(bound.clone(), 0)[..] else { panic!("one finding") };
         assert_eq!((finding.kind, &*finding.evidence[1]), (MISSED, "not kept for 7 seconds"));
-        let [finding] = &site(CpuBound { packets_per_second: Some(1000), ..bound }, 5)[..] else {
+        let [finding] = &site(CpuBound { bytes_per_second: Some(1_024_000), ..bound }, 5)[..] else {
             panic!("one finding")
         };
-        assert_eq!(finding.evidence[2], "held to 1000 short packets a second");
-        assert!(finding.remedy.contains("lasthop stats"), "{}", finding.remedy);
+        assert_eq!(finding.evidence[2], "held to 1024000 bytes a second");
+        assert!(finding.remedy.contains("lasthop stats --verbose`: MISSED"), "{}", finding.remedy);
     }
 }

@@ -35,8 +35,8 @@ fn rates(facts: &Facts<'_>, port: &Port) -> Vec<Finding> {
         }
         let of_ovs = facts.rate_of_ovs(port, name);
         let Some(told) = setting(port, name).or(of_ovs) else { continue };
-        // Its bound of processor time may be the lower one, and is a finding itself.
-        let by_bound = port.cpu_bound.as_ref().is_some_and(|bound| bound.packets_per_second.is_some());
+        // Its bound of processor time is the lower one, and is a finding itself.
+        let by_bound = port.cpu_bound.as_ref().is_some_and(|bound| bound.held_to().is_some());
         if name == "rate-from" && by_bound {
             continue;
         }
@@ -132,7 +132,7 @@ mod tests {
     use super::super::facts::Seen;
     use super::super::facts::testutil::*;
     use super::*;
-    use lasthop_api::{OpenVswitch, RatesOf};
+    use lasthop_api::{CpuBound, OpenVswitch, RatesOf};
 
     fn found(before: &Seen, now: &Seen) -> Vec<Finding> {
         findings(&facts(before, now))
@@ -158,6 +158,19 @@ mod tests {
                 set("rate-from", "lasthop port set a --rate-from none")
             ]
         );
+    }
+
+    #[test]
+    fn a_rate_is_named_unless_a_bound_of_processor_time_is_lower() {
+        let site = |held, [packets_per_second, bytes_per_second]: [Option<u64>; 2]| {
+            let mut port = told(up("a"), &[("rate-from", "2M")]);
+            port.cpu_bound = Some(CpuBound { packets_per_second, bytes_per_second, ..CpuBound::default() });
+            port.from_guest.held = held;
+            seen(&[port])
+        };
+        assert_eq!(found(&site(5, [None; 2]), &site(6, [None; 2]))[0].kind, "rate-from");
+        let lower = [None, Some(1_024_000)];
+        assert!(found(&site(5, lower), &site(6, lower)).is_empty());
     }
 
     /// It advised `--rate-to none`, which is refused there.

@@ -265,7 +265,7 @@ fn processors(ns: u64) -> Number {
 /// Of ports with a bound of processor time; no series of others.
 fn of_bounds(ports: &[Port]) -> Vec<Family> {
     let of = |number: fn(&CpuBound) -> Number| by_port(ports, |p| p.cpu_bound.as_ref().map(number));
-    let held = |p: &Port| p.cpu_bound.as_ref()?.packets_per_second.map(level);
+    let held = |number: fn(&CpuBound) -> Option<u64>| by_port(ports, move |p| number(p.cpu_bound.as_ref()?).map(level));
     vec![
         family("port_max_cpu_processors", "Processors that its packets may take", of(|b| processors(b.most_ns))),
         family(
@@ -275,8 +275,13 @@ fn of_bounds(ports: &[Port]) -> Vec<Family> {
         ),
         family(
             "port_max_cpu_packets_per_second",
-            "What its guest is held to for that; no series while it is held to nothing",
-            by_port(ports, held),
+            "What its guest is held to for that; no series while it is held to nothing, or to bytes alone",
+            held(|b| b.packets_per_second),
+        ),
+        family(
+            "port_max_cpu_bytes_per_second",
+            "The same in bytes; no series while it is held to nothing, or to packets alone",
+            held(|b| b.bytes_per_second),
         ),
         family("port_max_cpu_not_kept", "Whether the bound is not kept", of(|b| level(b.missed_ms.is_some().into()))),
         family("port_max_cpu_misses", "Times that it began not to be kept", of(|b| Number::Count(b.missed))),

@@ -5,12 +5,12 @@ pub mod law;
 
 use super::port_threads::Thread;
 use super::supervisor::Supervisor;
-use super::threads::of_engines;
+use super::threads::EngineTimes;
 use lasthop_ipc::RateLimit;
 use lasthop_management_ipc::{CpuBound, PortWork, SupervisorToControl};
 use lasthop_policy::MAX_CPU;
 use lasthop_types::PortId;
-use law::{BYTES, FLOOR, Law, Look, units};
+use law::{BYTES, DEAD, FLOOR, Law, Look, units};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -22,23 +22,44 @@ const SHORTEST: Duration = Duration::from_millis(300);
 const BURST_NS: u64 = 10_000_000;
 /// A hundredth of a processor, in nanoseconds a second.
 const PERCENT_NS: u64 = 10_000_000;
+/// What it takes at most that a port's thread is woken by its guest's kick, or to go on where it was held back, and goes to sleep again. It works for what others send to
+/// its guest as well, which is on their account and no lower rate of its guest's changes: what is above this and what its guest's packets took is that.
+const WAKE_NS: u64 = 20_000;
 
 /// Ports with a bound, by number. Of another program that takes over nothing is forgotten but when it was last looked.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct CpuBounds(BTreeMap<u32, Bounded>);
+pub struct CpuBounds {
+    ports: BTreeMap<u32, Bounded>,
+    #[serde(skip)]
+    engines: EngineTimes,
+    /// When control said something last.
+    #[serde(skip)]
+    heard: Option<Instant>,
+}
 
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 struct Bounded {
     percent: u16,
     law: Law,
     spent_ns: u64,
     /// Packets and bytes of a unit, as they last were.
     mix: [f64; 2],
+    /// What its port was set to when the switch was last told, and what that was told to hold its guest to.
+    told: Option<[RateLimit; 2]>,
     missed: u64,
     #[serde(skip)]
     missed_since: Option<Instant>,
     #[serde(skip)]
     seen: Option<Seen>,
+}
+
+impl Default for Bounded {
+    fn default() -> Self {
+        // Until something was sent it may be either.
+        let mix = [1.0, BYTES as f64];
+        let (percent, law, spent_ns, told, missed) = Default::default();
+        Self { percent, law, spent_ns, mix, told, missed, missed_since: None, seen: None }
+    }
 }
 
 /// What had been counted, and when.
@@ -62,53 +83,47 @@ enum News {
 impl CpuBounds {
     /// The port is gone.
     pub fn forget(&mut self, port: PortId) {
-        self.0.remove(&port.0);
+        self.ports.remove(&port.0);
     }
 
-    /// A limit of what comes from a guest, and what its bound makes of it.
-    fn lowered(&self, port: PortId, told: RateLimit) -> RateLimit {
-        let Some((bounded, limit)) = self.0.get(&port.0).and_then(|bounded| Some((bounded, bounded.law.limit()?)))
-        else {
-            return told;
-        };
-        let least = |told: u64, held: f64| match (told, (held as u64).max(1)) {
-            (0, held) => held,
-            (told, held) => told.min(held),
-        };
-        // A limit of packets and one of bytes add up. One of both is exact whatever the guest sends; beside a limit of one kind, one of that kind is.
-        let [packets, bytes] = bounded.mix;
-        let both = RateLimit {
-            packets: least(told.packets, limit),
-            bytes: least(told.bytes, limit * BYTES as f64),
-            burst_ns: BURST_NS,
-        };
-        let held = match (told.packets, told.bytes) {
-            (0, 0) => both,
-            (0, told_bytes) => RateLimit { packets: 0, bytes: least(told_bytes, limit * bytes), ..both },
-            (told_packets, 0) => RateLimit { bytes: 0, packets: least(told_packets, limit * packets), ..both },
-            _ => both,
-        };
-        if (held.packets, held.bytes) == (told.packets, told.bytes) { told } else { held }
+    /// A limit of what comes from a guest, and what its bound makes of it from now on.
+    pub fn hold(&mut self, port: PortId, told: RateLimit) -> RateLimit {
+        let Some(bounded) = self.ports.get_mut(&port.0) else { return told };
+        let held = bounded.lowered(told);
+        bounded.told = Some([told, held]);
+        held
     }
 
-    /// Takes a look at a port's work: true if its guest is held to something else now, and what is new.
+    /// Whether there is something to look at: control may have gone bad, and say it without a pause.
+    fn is_due(&mut self, work: &[PortWork], now: Instant) -> bool {
+        let soon = self.heard.is_some_and(|last| now.saturating_duration_since(last) < SHORTEST);
+        let due = !work.is_empty() && !soon;
+        self.heard = if due { Some(now) } else { self.heard };
+        due
+    }
+
+    /// Takes a look at a port's work: true if its guest is to be held to something else now, and what is new.
     fn look(
         &mut self,
         work: &PortWork,
         (thread, engines_ns): (Option<(i32, u64)>, u64),
         now: Instant,
     ) -> (bool, Option<News>) {
-        let Some(bounded) = self.0.get_mut(&work.port.0) else { return (false, None) };
+        let Some(bounded) = self.ports.get_mut(&work.port.0) else { return (false, None) };
         let seen = Seen { at: now, work: *work, thread, engines_ns };
         let Some(before) = bounded.seen.filter(|before| before.is_before(work)) else {
             bounded.seen = Some(seen);
+            // Another program of this process has counted it, and said so.
+            if bounded.law.is_missed() {
+                bounded.missed_since.get_or_insert(now);
+            }
             return (false, None);
         };
         if now.saturating_duration_since(before.at) < SHORTEST {
             return (false, None);
         }
         bounded.seen = Some(seen);
-        let held = bounded.law.limit();
+        let limit = bounded.law.limit();
         bounded.take(&before, &seen);
         let news = match (bounded.law.is_missed(), bounded.missed_since) {
             (true, None) => {
@@ -122,7 +137,7 @@ impl CpuBounds {
             }
             _ => None,
         };
-        (bounded.law.limit() != held, news)
+        (bounded.is_to_be_told(bounded.law.limit() != limit), news)
     }
 
     /// As control is told.
@@ -131,11 +146,11 @@ impl CpuBounds {
             port: PortId(*port),
             most_ns: bounded.most_ns(),
             spent_ns: bounded.spent_ns,
-            held_to: bounded.law.limit().map(|limit| [limit as u64, (limit * BYTES as f64) as u64]),
+            held_to: bounded.told.filter(|[told, held]| told != held).map(|[_, held]| [held.packets, held.bytes]),
             missed_ms: bounded.missed_since.map(|since| now.saturating_duration_since(since).as_millis() as u64),
             missed: bounded.missed,
         };
-        self.0.iter().map(told).collect()
+        self.ports.iter().map(told).collect()
     }
 }
 
@@ -143,18 +158,22 @@ impl Seen {
     /// Nothing has begun anew meanwhile.
     fn is_before(&self, now: &PortWork) -> bool {
         let before = &self.work;
-        before.busy_ns <= now.busy_ns && before.packets <= now.packets && before.bytes <= now.bytes
+        before.busy_ns <= now.busy_ns
+            && before.packets <= now.packets
+            && before.bytes <= now.bytes
+            && before.woken <= now.woken
     }
 
-    /// Nanoseconds that were spent until then. What the port's own thread took the kernel knows, and that it was woken and slept is in it. What others took for the
-    /// port's packets, whoever moved them has counted with that, on the clock: on a crowded host far more than the processor's time, of which it cannot be more than
-    /// theirs together and the thread's.
+    /// Nanoseconds that were spent until then. What the port's own thread took the kernel knows, and that it was woken and slept is in it; what it took for others'
+    /// packets is taken off ([`WAKE_NS`]). What others took for the port's packets, whoever moved them has counted with that, on the clock: on a crowded host far
+    /// more than the processor's time, of which it cannot be more than theirs together and the thread's.
     fn spent(&self, now: &Self) -> u64 {
         let busy = now.work.busy_ns - self.work.busy_ns;
         match (self.thread, now.thread) {
             (Some((thread, before)), Some((same, own))) if thread == same => {
                 let (own, engines) = (own.saturating_sub(before), now.engines_ns.saturating_sub(self.engines_ns));
-                own.max(busy.min(own + engines))
+                let woken = (now.work.woken - self.work.woken).saturating_mul(WAKE_NS);
+                own.min(busy.saturating_add(woken)).max(busy.min(own + engines))
             }
             // Pollers have its rings, each with a core of its own.
             _ => busy,
@@ -165,6 +184,36 @@ impl Seen {
 impl Bounded {
     fn most_ns(&self) -> u64 {
         u64::from(self.percent) * PERCENT_NS
+    }
+
+    /// A limit of what comes from a guest, as the bound has it.
+    fn lowered(&self, told: RateLimit) -> RateLimit {
+        let Some(limit) = self.law.limit() else { return told };
+        // Of one kind alone it may be a small part: nobody is held to less than the floor in either.
+        let least = |told: u64, held: f64, floor: u64| match (told, (held as u64).max(floor)) {
+            (0, held) => held,
+            (told, held) => told.min(held),
+        };
+        let least_packets = |part: f64| least(told.packets, limit * part, FLOOR);
+        let least_bytes = |part: f64| least(told.bytes, limit * part, FLOOR * BYTES);
+        // A limit of packets and one of bytes add up. One of both is exact whatever the guest sends; beside a limit of one kind, one of that kind is.
+        let [packets, bytes] = self.mix;
+        let both = RateLimit { packets: least_packets(1.0), bytes: least_bytes(BYTES as f64), burst_ns: BURST_NS };
+        let held = match (told.packets, told.bytes) {
+            (0, 0) => both,
+            (0, _) => RateLimit { packets: 0, bytes: least_bytes(bytes), ..both },
+            (_, 0) => RateLimit { bytes: 0, packets: least_packets(packets), ..both },
+            _ => both,
+        };
+        if (held.packets, held.bytes) == (told.packets, told.bytes) { told } else { held }
+    }
+
+    /// The switch holds its guest to something else than it is to. Each rate that is set begins with a burst, so a mixture that has changed a little is left alone.
+    fn is_to_be_told(&self, has_changed: bool) -> bool {
+        let Some([told, held]) = self.told else { return self.law.limit().is_some() };
+        let now = self.lowered(told);
+        let differs = |now: u64, held: u64| now.abs_diff(held) as f64 > DEAD * held as f64;
+        now != held && (has_changed || differs(now.packets, held.packets) || differs(now.bytes, held.bytes))
     }
 
     fn take(&mut self, before: &Seen, now: &Seen) {
@@ -187,18 +236,13 @@ impl Supervisor {
         self.settings.get(name)?.max_cpu
     }
 
-    /// A limit of what comes from a guest, as its bound has it.
-    pub(super) fn within_cpu_bound(&self, port: PortId, told: RateLimit) -> RateLimit {
-        self.cpu_bounds.lowered(port, told)
-    }
-
     /// The port may have another bound, or none any more.
     pub(super) fn follow_cpu_bound(&mut self, port: PortId, name: &str) {
         if let Some(percent) = self.max_cpu(name) {
-            if let Some(bounded) = self.cpu_bounds.0.get_mut(&port.0) {
+            if let Some(bounded) = self.cpu_bounds.ports.get_mut(&port.0) {
                 bounded.percent = percent;
             }
-        } else if self.cpu_bounds.0.remove(&port.0).is_some() {
+        } else if self.cpu_bounds.ports.remove(&port.0).is_some() {
             self.tell_cpu_bounds(Instant::now());
         }
     }
@@ -206,23 +250,32 @@ impl Supervisor {
     /// Control says what ports have done.
     pub(super) fn hear_done(&mut self, work: &[PortWork]) {
         let now = Instant::now();
-        let engines = self.switch.pid().map(of_engines).unwrap_or_default();
-        let engines_ns = engines.into_iter().filter_map(|(_, thread)| thread.cpu_ns()).sum();
+        if !self.cpu_bounds.is_due(work, now) {
+            return;
+        }
+        let engines_ns = self.cpu_bounds.engines.cpu_ns(self.switch.pid(), now);
         for work in work {
             let name = self.name_of_port(work.port.0);
             let Some(percent) = self.max_cpu(&name) else { continue };
-            self.cpu_bounds.0.entry(work.port.0).or_default().percent = percent;
+            self.cpu_bounds.ports.entry(work.port.0).or_default().percent = percent;
             let thread = self.port_threads.of(work.port.0, self.switch.pid());
             let time = |thread: Thread| Some((thread.number, thread.cpu_ns()?));
             let (held_otherwise, news) = self.cpu_bounds.look(work, (thread.and_then(time), engines_ns), now);
             if held_otherwise {
                 self.tell_limits(work.port, &name);
             }
-            if let (Some(news), Some(bounded)) = (news, self.cpu_bounds.0.get(&work.port.0)) {
-                bounded.say(&name, &news);
+            if let (Some(news), Some(bounded)) = (news, self.cpu_bounds.ports.get(&work.port.0)) {
+                bounded.say(&name, &news, &self.doctor_of(&name));
             }
         }
         self.tell_cpu_bounds(now);
+    }
+
+    /// The command that looks at a port of this instance. A device is not the one that people ask.
+    fn doctor_of(&self, name: &str) -> String {
+        let dir = self.served.iter().find_map(|served| served.path().parent()).filter(|_| self.is_device);
+        let dir = dir.map_or_else(String::new, |dir| format!(" --run-dir {}", dir.display()));
+        format!("lasthop doctor {name}{dir}")
     }
 
     fn tell_cpu_bounds(&mut self, now: Instant) {
@@ -231,16 +284,16 @@ impl Supervisor {
 }
 
 impl Bounded {
-    fn say(&self, name: &str, news: &News) {
+    fn say(&self, name: &str, news: &News, doctor: &str) {
         let (spent, most) = (self.spent_ns / PERCENT_NS, self.percent);
         match news {
             News::Kept => info!("port {name}: its packets take no more than {most} % of a processor again ({MAX_CPU})"),
             News::Missed if self.law.is_at_floor() => warn!(
                 "port {name}: its packets take {spent} % of a processor, and are to take {most} ({MAX_CPU}); its guest is held to {FLOOR} packets a second already, and to \
-                 less nobody is: `lasthop doctor {name}` says what to do"
+                 less nobody is: `{doctor}` says what to do"
             ),
             News::Missed => warn!(
-                "port {name}: its packets take {spent} % of a processor, and are to take {most} ({MAX_CPU}), though its guest is held to fewer: `lasthop doctor {name}` says \
+                "port {name}: its packets take {spent} % of a processor, and are to take {most} ({MAX_CPU}), though its guest is held to fewer: `{doctor}` says \
                  what to do"
             ),
         }
@@ -254,19 +307,30 @@ mod tests {
     const PORT: PortId = PortId(3);
 
     fn work(busy_ns: u64, packets: u64, bytes: u64) -> PortWork {
-        PortWork { port: PORT, busy_ns, packets, bytes }
+        PortWork { port: PORT, busy_ns, packets, bytes, woken: 0 }
+    }
+
+    trait Woken {
+        fn woken(self, woken: u64) -> Self;
+    }
+
+    impl Woken for PortWork {
+        fn woken(self, woken: u64) -> Self {
+            Self { woken, ..self }
+        }
     }
 
     /// With a bound of a tenth, looked at once a second; each time so much work more, and so much time of its thread and of helpers.
     fn looked(each: &[(PortWork, [u64; 2])]) -> CpuBounds {
         let mut bounds = CpuBounds::default();
-        bounds.0.entry(PORT.0).or_default().percent = 10;
+        bounds.ports.entry(PORT.0).or_default().percent = 10;
         let (mut at, mut sum, mut times) = (Instant::now(), work(0, 0, 0), [0; 2]);
         bounds.look(&sum, (Some((7, 0)), 0), at);
         for (more, took) in each {
             at += Duration::from_secs(1);
             times = [times[0] + took[0], times[1] + took[1]];
-            sum = work(sum.busy_ns + more.busy_ns, sum.packets + more.packets, sum.bytes + more.bytes);
+            sum = work(sum.busy_ns + more.busy_ns, sum.packets + more.packets, sum.bytes + more.bytes)
+                .woken(sum.woken + more.woken);
             bounds.look(&sum, (Some((7, times[0])), times[1]), at);
         }
         bounds
@@ -280,8 +344,8 @@ mod tests {
     #[test]
     fn the_lower_of_both_limits_counts_and_is_exact() {
         let flood = work(200_000_000, 200_000, 200_000 * BYTES);
-        let bounds = looked(&[(flood, [200_000_000, 0])]);
-        let both = bounds.lowered(PORT, RateLimit::default());
+        let mut bounds = looked(&[(flood, [200_000_000, 0])]);
+        let both = bounds.hold(PORT, RateLimit::default());
         assert_eq!(both, RateLimit { packets: 200_000, bytes: 200_000 * BYTES, burst_ns: BURST_NS });
         for (told, held) in [
             (limit(50_000_000, 0), limit(50_000_000, 0)),
@@ -289,17 +353,17 @@ mod tests {
             (limit(500_000_000, 0), RateLimit { burst_ns: BURST_NS, ..limit(100_000 * BYTES, 0) }),
             (limit(0, 900_000), RateLimit { burst_ns: BURST_NS, ..limit(0, 100_000) }),
         ] {
-            assert_eq!(bounds.lowered(PORT, told), held, "{told:?}");
+            assert_eq!(bounds.hold(PORT, told), held, "{told:?}");
         }
-        assert_eq!(bounds.lowered(PortId(4), limit(9, 9)), limit(9, 9), "another port");
-        assert_eq!(looked(&[(work(1, 200_000, 1), [1, 0])]).lowered(PORT, limit(9, 9)), limit(9, 9), "it takes little");
+        assert_eq!(bounds.hold(PortId(4), limit(9, 9)), limit(9, 9), "another port");
+        assert_eq!(looked(&[(work(1, 200_000, 1), [1, 0])]).hold(PORT, limit(9, 9)), limit(9, 9), "it takes little");
     }
 
     /// A thread that is woken for each packet takes more than its packets do, and one that is stopped in the middle less; a helper's time is in theirs alone.
     #[test]
     fn the_time_of_a_thread_and_no_more_than_that_of_helpers_counts() {
         let spent = |busy_ns, own, helpers| {
-            looked(&[(work(busy_ns, 1000, 60_000), [own, helpers])]).told(Instant::now())[0].spent_ns
+            looked(&[(work(busy_ns, 1000, 60_000).woken(1), [own, helpers])]).told(Instant::now())[0].spent_ns
         };
         assert_eq!((spent(5, 77, 0), spent(77, 5, 0)), (77, 5));
         assert_eq!((spent(77, 5, 1000), spent(77, 5, 30)), (77, 35));
@@ -308,12 +372,92 @@ mod tests {
     #[test]
     fn what_begins_anew_is_not_counted() {
         let mut bounds = looked(&[(work(200_000_000, 200_000, 0), [200_000_000, 0])]);
-        let (held, later) =
-            (bounds.clone().lowered(PORT, RateLimit::default()), Instant::now() + Duration::from_secs(9));
+        let (held, later) = (bounds.clone().hold(PORT, RateLimit::default()), Instant::now() + Duration::from_secs(9));
         // Another switch, with another thread.
         assert_eq!(bounds.look(&work(100, 1, 60), (Some((8, 0)), 0), later), (false, None));
         bounds.look(&work(99_000_100, 100_001, 60), (Some((9, 500_000_000)), 0), later + Duration::from_secs(1));
         assert_eq!(bounds.told(later)[0].spent_ns, 99_000_000);
-        assert_eq!(bounds.lowered(PORT, RateLimit::default()), held);
+        assert_eq!(bounds.hold(PORT, RateLimit::default()), held);
+    }
+
+    /// Of one kind alone it may be a small part of what it may send.
+    #[test]
+    fn nobody_is_held_to_less_than_the_floor_in_what_its_own_rate_counts() {
+        let floor = |bytes, packets| RateLimit { burst_ns: BURST_NS, ..limit(bytes, packets) };
+        let took = [900_000_000, 0];
+        for more in
+            [work(0, 0, 0).woken(1_000_000), work(900_000_000, 1000, 60_000), work(900_000_000, 1000, 65_536_000)]
+        {
+            let mut bounds = looked(&[(more, took), (work(900_000_000, 1000, more.bytes), took)]);
+            let [bytes, packets] = [limit(5_000_000_000, 0), limit(0, 1_000_000)].map(|told| bounds.hold(PORT, told));
+            assert!(bytes.bytes >= FLOOR * BYTES && packets.packets >= FLOOR, "{bytes:?} {packets:?}");
+        }
+        let mut bounds = looked(&[(work(0, 0, 0).woken(1_000_000), took)]);
+        assert_eq!(bounds.hold(PORT, limit(50_000_000, 0)), floor(FLOOR * BYTES, 0));
+        assert_eq!(bounds.hold(PORT, limit(0, 50_000)), floor(0, FLOOR));
+        assert_eq!(bounds.hold(PORT, limit(9, 0)), limit(9, 0), "its own is lower");
+    }
+
+    /// Short packets are all packets, long ones nearly all bytes: at the floor the rate stays, and what it comes to in one kind does not.
+    #[test]
+    fn another_mixture_is_told_and_what_is_told_is_shown() {
+        let (mut bounds, mut at, mut sum) = (looked(&[]), Instant::now(), work(0, 0, 0));
+        let told = limit(0, 10_000_000);
+        let mut look = |bounds: &mut CpuBounds, bytes| {
+            at += Duration::from_secs(1);
+            sum = work(sum.busy_ns + 100_000_000, sum.packets + 100_000, sum.bytes + bytes);
+            let changed = bounds.look(&sum, (None, 0), at).0;
+            if changed {
+                bounds.hold(PORT, told);
+            }
+            (changed, bounds.told(at)[0].held_to)
+        };
+        look(&mut bounds, 0);
+        bounds.ports.get_mut(&PORT.0).unwrap().law = serde_json::from_value(
+            serde_json::json!({"limit": 2e5, "owed": 1e9, "calm": 0, "over": 0, "missed": false}),
+        )
+        .unwrap();
+        assert_eq!(look(&mut bounds, 0), (true, Some([200_000, 0])));
+        assert_eq!(look(&mut bounds, 100_000), (false, Some([200_000, 0])), "it is nearly the same");
+        assert_eq!(look(&mut bounds, 100_000 * BYTES), (true, Some([100_000, 0])), "half of it is bytes");
+        bounds.hold(PORT, limit(0, 50_000));
+        assert_eq!(bounds.told(Instant::now())[0].held_to, None, "its own is lower");
+    }
+
+    /// Its neighbours flood it, and its thread is woken for what it gets.
+    #[test]
+    fn what_others_send_to_it_is_not_its_own() {
+        let flooded = (work(0, 0, 0), [900_000_000, 0]);
+        let bounds = looked(&[flooded; 9]);
+        assert_eq!((bounds.told(Instant::now())[0].spent_ns, bounds.ports[&PORT.0].law.limit()), (0, None));
+        let answers = (work(3_000_000, 1000, 60_000).woken(1000), [900_000_000, 0]);
+        assert_eq!(looked(&[answers; 9]).told(Instant::now())[0].spent_ns, 23_000_000);
+    }
+
+    #[test]
+    fn another_program_goes_on_with_a_miss_and_counts_it_once() {
+        let flood = (work(900_000_000, 1000, 60_000), [900_000_000, 0]);
+        let before = looked(&[flood; 9]);
+        assert_eq!(before.told(Instant::now())[0].missed, 1);
+        let mut after: CpuBounds = serde_json::from_str(&serde_json::to_string(&before).unwrap()).unwrap();
+        let (mut sum, mut at) = (work(0, 0, 0), Instant::now());
+        for _ in 0..3 {
+            assert_eq!(after.look(&sum, (None, 0), at).1, None);
+            (sum.busy_ns, at) = (sum.busy_ns + 900_000_000, at + Duration::from_secs(1));
+            let told = after.told(at)[0];
+            assert_eq!((told.missed, told.missed_ms.is_some()), (1, true));
+        }
+        let news = (0..9).find_map(|_| {
+            at += Duration::from_secs(1);
+            after.look(&sum, (None, 0), at).1
+        });
+        assert_eq!(news, Some(News::Kept));
+    }
+
+    #[test]
+    fn nothing_is_looked_at_for_nothing_or_without_a_pause() {
+        let (mut bounds, now, work) = (CpuBounds::default(), Instant::now(), [work(0, 0, 0)]);
+        let mut due = |work: &[PortWork], ms| bounds.is_due(work, now + Duration::from_millis(ms));
+        assert!(!due(&[], 0) && due(&work, 1) && !due(&work, 2) && !due(&work, 300) && due(&work, 301));
     }
 }

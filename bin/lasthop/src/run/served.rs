@@ -9,6 +9,7 @@ use super::supervisor::Supervisor;
 use lasthop_management_ipc::SupervisorToControl;
 use serde::{Deserialize, Serialize};
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
@@ -91,6 +92,11 @@ impl Served {
     /// Who its clients are.
     pub fn serves(&self) -> Serves {
         self.serves
+    }
+
+    /// Where its socket is.
+    pub fn path(&self) -> &Path {
+        &self.socket.path
     }
 
     /// One that has just been made.

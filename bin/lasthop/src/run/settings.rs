@@ -129,7 +129,7 @@ impl Supervisor {
         let limits = settings.map(|set| [set.rate_from, set.rate_to, set.storm].map(limit));
         let [from, to, storm] = limits.unwrap_or_default();
         let [others_from, others_to] = self.limited.get(name).copied().unwrap_or_default();
-        let from = self.within_cpu_bound(port, others_from.unwrap_or(from));
+        let from = self.cpu_bounds.hold(port, others_from.unwrap_or(from));
         let rates = [from, others_to.unwrap_or(to), storm];
         let weight = self.weights.get(&port.0).copied().unwrap_or_else(|| self.own_weight(name));
         let batches = self.batches(port, name).map(|batch| (batch.us, batch.packets));

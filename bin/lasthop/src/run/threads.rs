@@ -8,7 +8,10 @@ use lasthop_types::PortId;
 use nix::time::clock_getcpuclockid;
 use nix::unistd::Pid;
 use std::fs;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// Threads' names are read anew after this.
+const NAMES_AGE: Duration = Duration::from_secs(60);
 
 impl Supervisor {
     /// What processes have used, and what goes with it.
@@ -53,6 +56,34 @@ pub(super) fn of_engines(process: u32) -> Vec<(String, Thread)> {
     named.filter(|(name, _)| kinds.iter().any(|kind| name.starts_with(kind))).collect()
 }
 
+/// The time of all helpers and pollers, for who asks each second: their names are not read each time.
+#[derive(Clone, Debug, Default)]
+pub(super) struct EngineTimes {
+    process: u32,
+    threads: Vec<Thread>,
+    /// When their names were.
+    read: Option<Instant>,
+}
+
+impl EngineTimes {
+    /// Nanoseconds that those of this switch have used together; 0 without one.
+    pub fn cpu_ns(&mut self, switch: Option<u32>, now: Instant) -> u64 {
+        let Some(process) = switch else { return 0 };
+        let is_new = self.read.is_some_and(|read| now.saturating_duration_since(read) < NAMES_AGE);
+        // One that has ended has no time.
+        let known = Some(()).filter(|()| is_new && self.process == process).and_then(|()| self.sum());
+        known.unwrap_or_else(|| {
+            let threads = of_engines(process).into_iter().map(|(_, thread)| thread).collect();
+            *self = Self { process, threads, read: Some(now) };
+            self.threads.iter().filter_map(|thread| thread.cpu_ns()).sum()
+        })
+    }
+
+    fn sum(&self) -> Option<u64> {
+        self.threads.iter().map(|thread| thread.cpu_ns()).sum()
+    }
+}
+
 /// Processor time, in nanoseconds, of a process with all its threads, those that have ended too; 0 if it has ended itself.
 fn process_ns(pid: u32) -> u64 {
     let clock = clock_getcpuclockid(Pid::from_raw(pid as i32));
@@ -63,6 +94,42 @@ fn process_ns(pid: u32) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_of_threads_are_read_once_a_minute_or_when_one_has_ended() {
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        let start = |name: &str, until: Option<std::sync::mpsc::Receiver<()>>| {
+            let (begun, begins) = std::sync::mpsc::channel();
+            let run = move || {
+                begun.send(()).unwrap();
+                until.map_or_else(
+                    || loop {
+                        std::thread::park()
+                    },
+                    |until| drop(until.recv()),
+                )
+            };
+            let thread = std::thread::Builder::new().name(name.into()).spawn(run).unwrap();
+            begins.recv().unwrap();
+            thread
+        };
+        let first = start("helper-7", Some(ended));
+        let (mut times, process, now) = (EngineTimes::default(), Some(std::process::id()), Instant::now());
+        let mut known = |seconds| {
+            times.cpu_ns(process, now + Duration::from_secs(seconds));
+            times.threads.len()
+        };
+        assert_eq!(known(0), 1);
+        start("poll-8", None);
+        assert_eq!((known(59), known(60)), (1, 2), "the names were read again");
+        drop(end);
+        first.join().unwrap();
+        // Who joins a thread may be told a moment before it is gone.
+        while known(61) > 1 {
+            std::thread::yield_now();
+        }
+        assert_eq!(EngineTimes::default().cpu_ns(None, now), 0);
+    }
 
     #[test]
     fn a_process_has_used_what_its_threads_have_those_that_ended_too() {

@@ -283,12 +283,9 @@ fn time(port: &Port) -> Vec<String> {
     let mut lines = vec![format!("{own}; {} ms busy with its packets", port.from_guest.busy_ns / 1_000_000)];
     lines.extend(port.cpu_bound.as_ref().map(|bound| {
         let [spent, most] = [bound.spent_ns, bound.most_ns].map(|ns| ns / 10_000_000);
-        let held = bound.packets_per_second.map_or_else(
-            || "its guest is held to nothing".into(),
-            |packets| format!("its guest is held to {packets} short packets a second"),
-        );
+        let held = bound.held_to().unwrap_or_else(|| "nothing".into());
         let missed = bound.missed_ms.map_or_else(String::new, |ms| format!("; not kept for {}", duration(ms)));
-        format!("{spent} % of a processor in the last second, of {most} that it may take ({MAX_CPU}): {held}{missed}")
+        format!("{spent} % of a processor in the last second, of {most} that it may take ({MAX_CPU}): its guest is held to {held}{missed}")
     }));
     lines
 }

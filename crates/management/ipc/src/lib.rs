@@ -297,6 +297,8 @@ pub struct PortWork {
     pub packets: u64,
     /// Their bytes.
     pub bytes: u64,
+    /// How often somebody may have been woken for them: by a kick, or to go on where its guest was held back.
+    pub woken: u64,
 }
 
 /// How a port's bound of processor time is kept.
@@ -308,7 +310,7 @@ pub struct CpuBound {
     pub most_ns: u64,
     /// Those that they took, when that was last looked at.
     pub spent_ns: u64,
-    /// Packets a second, and bytes, that its guest is held to for that, if it is.
+    /// Packets a second, and bytes, that its guest is held to for that, if it is; 0: any number.
     pub held_to: Option<[u64; 2]>,
     /// For how many milliseconds the bound has not been kept, if it is not.
     pub missed_ms: Option<u64>,

@@ -12,7 +12,7 @@ pub const BYTES: u64 = 1024;
 /// Units a second that every guest may send, whatever they cost: 1000 short packets, or 8 Mbit/s of long ones.
 pub const FLOOR: u64 = 1000;
 /// A rate is left alone that is right within this part: each one that is set begins with a burst.
-const DEAD: f64 = 0.05;
+pub const DEAD: f64 = 0.05;
 /// A rate that is too low by less than this factor is put right by half, as what is measured in a second is not exact. One that is too high is at once.
 const FAR: f64 = 1.25;
 /// A guest that is held to too little gets so many times that with the next look, at most.
@@ -21,8 +21,8 @@ const MOST_RISE: f64 = 2.0;
 const PART: f64 = 0.8;
 /// So many looks in a row at such a guest, and it is held to nothing.
 const CALM: u32 = 5;
-/// What was spent beyond the bound is remembered as long as it takes to make up for it, and for no longer than this, in seconds: else a guest that
-/// sends for a second and rests for five would never be held back in time.
+/// What was spent beyond the bound is remembered as long as it takes to make up for it: else a guest that sends for a second and rests for five would never be
+/// held back in time. It is no more than so many seconds of the bound, or than what was spent within one look if that is more, as it is with a small bound.
 const MOST_OWED: f64 = 60.0;
 /// The bound is not kept if this many times it was spent, for so many looks more than not.
 const MISSED: f64 = 1.25;
@@ -75,7 +75,8 @@ impl Law {
 
     /// Takes a look; `most`: nanoseconds that may be spent a second.
     pub fn look(&mut self, most: f64, look: Look) {
-        self.owed = (self.owed + (look.spent - most) * look.seconds).clamp(0.0, most * MOST_OWED);
+        let most_owed = self.owed.max(most * MOST_OWED).max(look.spent * look.seconds);
+        self.owed = (self.owed + (look.spent - most) * look.seconds).clamp(0.0, most_owed);
         self.over = if look.spent > most * MISSED { (self.over + 1).min(LOOKS) } else { self.over.saturating_sub(1) };
         self.missed = if self.missed { self.over > 0 } else { self.over == LOOKS };
         let Some(limit) = self.limit else {
