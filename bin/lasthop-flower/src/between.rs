@@ -83,7 +83,7 @@ impl Between {
         self.switch.flush()?;
         self.control.flush()?;
         // Packets wait for what has passed; flows do not.
-        let more = beside.step(FLOWS);
+        let more = beside.step(FLOWS)?;
         // Where there is no room the other side wakes us when there is.
         let control_rests = !down || self.control.rest()?;
         let switch_rests = !up || self.switch.rest()?;

@@ -31,6 +31,7 @@ pub struct Server {
     /// Which join that is, or was.
     join: u64,
     told: Figures,
+    /// When that was looked at.
     told_at: Instant,
 }
 
@@ -166,18 +167,20 @@ impl Server {
 
     /// Tells what is to be shown, if that has changed and was not told just now; how long until it is to be.
     fn tell_figures(&mut self, supervisor: &mut Supervisor) -> Result<Option<Duration>, Box<dyn Error>> {
-        let figures = self.beside.figures();
-        if figures == self.told {
-            return Ok(None);
-        }
         let since = self.told_at.elapsed();
         if since < FIGURES {
             return Ok(Some(FIGURES.saturating_sub(since)));
         }
+        // This looks at all flows.
+        self.told_at = Instant::now();
+        let figures = self.beside.figures();
+        if figures == self.told {
+            return Ok(None);
+        }
         let Figures { flows, in_hardware, packets, bytes, stayed } = figures.clone();
         let told = OffloadToSupervisor::Figures(OffloadFigures { flows, in_hardware, packets, bytes, stayed });
         match supervisor.send(&told, None) {
-            Ok(()) => (self.told, self.told_at) = (figures, Instant::now()),
+            Ok(()) => self.told = figures,
             Err(ChannelError::WouldBlock) => {}
             Err(error) => return Err(error.into()),
         }

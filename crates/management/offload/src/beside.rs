@@ -2,16 +2,21 @@
 //! too; before the data plane hears that a flow goes, the table has let go of it; and what the table has carried is added to what the data plane says it has.
 #![allow(missing_docs)] // Fields whose names say all.
 
-use crate::{Carried, Lost, Table, Why};
+use crate::{Carried, Lost, NotPut, Table, Why};
 use lasthop_flow::{Action, FlowSpec, Position};
 use lasthop_frame::{FlowKey, FlowMask};
 use lasthop_ipc::{DatapathReply, DatapathRequest, FlowInfo, FromControl, PortInfo, ToControl};
 use lasthop_types::{PortId, PortTotals};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::time::{Duration, Instant};
 
 /// Flows that wait to be given to the table; more stay in the data plane.
 const WAITING: usize = 8192;
+/// Flows of which it is known what they had carried, and that are not in the table; those beyond count from then on alone.
+const PAST: usize = 16_384;
+/// How often the table is asked at most for what ports have carried.
+const LOOK: Duration = Duration::from_millis(100);
 /// Looks at all flows that are under way at a time: control makes few.
 const WALKS: usize = 32;
 /// The first place of the list of flows.
@@ -38,6 +43,47 @@ struct Held {
     seen: u64,
 }
 
+/// A flow that is to be given to the table.
+#[derive(Debug)]
+struct Waits {
+    flow: FlowSpec,
+    /// As of one that is there.
+    put: u64,
+    seen: u64,
+}
+
+/// What a flow has carried in the table that is not there any more.
+#[derive(Debug)]
+struct Past {
+    carried: Carried,
+    put: u64,
+    seen: u64,
+}
+
+/// How many each sender has. None gets more than are left: one alone half of all, two a third each.
+#[derive(Debug, Default)]
+struct Shares(HashMap<PortId, usize>);
+
+impl Shares {
+    /// Whether this sender may have one more, of so many that are left.
+    fn may(&self, port: PortId, left: usize) -> Result<(), Why> {
+        if self.0.get(&port).is_none_or(|has| *has < left) && left > 0 { Ok(()) } else { Err(Why::Full) }
+    }
+
+    fn take(&mut self, port: PortId) {
+        *self.0.entry(port).or_default() += 1;
+    }
+
+    fn give_back(&mut self, port: PortId) {
+        if let Some(has) = self.0.get_mut(&port) {
+            *has -= 1;
+            if *has == 0 {
+                self.0.remove(&port);
+            }
+        }
+    }
+}
+
 /// What is to be shown of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Figures {
@@ -56,11 +102,17 @@ pub struct Figures {
 pub struct Beside<T> {
     table: T,
     held: HashMap<Name, Held>,
-    waiting: HashMap<Name, FlowSpec>,
-    order: VecDeque<Name>,
-    /// What flows had carried whose end the data plane will tell of.
-    ended: HashMap<Name, Carried>,
+    held_by: Shares,
+    waiting: HashMap<Name, Waits>,
+    waiting_of: Shares,
+    /// Of those that wait, by when they were put; and of some that do not any more.
+    order: VecDeque<(Name, u64)>,
+    /// What flows have carried here that the data plane still has, and counts on.
+    past: HashMap<Name, Past>,
+    /// What flows had carried whose end the data plane will tell of, and when it was told to.
+    ended: HashMap<Name, (Carried, u64)>,
     events: u64,
+    looked: Option<Instant>,
     /// Looks at all flows: by the question's number, when it began; and where it goes on, if it does.
     asked: HashMap<u64, u64>,
     walks: VecDeque<(Position, u64)>,
@@ -79,10 +131,14 @@ impl<T: Table> Beside<T> {
         Ok(Self {
             table,
             held: HashMap::new(),
+            held_by: Shares::default(),
             waiting: HashMap::new(),
+            waiting_of: Shares::default(),
             order: VecDeque::new(),
+            past: HashMap::new(),
             ended: HashMap::new(),
             events: 0,
+            looked: None,
             asked: HashMap::new(),
             walks: VecDeque::new(),
             ports: BTreeMap::new(),
@@ -117,14 +173,18 @@ impl<T: Table> Beside<T> {
         match message {
             FromControl::PutFlow(flow) => {
                 let name = (flow.key, flow.mask);
-                self.remove(&name)?;
+                self.take_back(&name)?;
                 self.wait(name, flow);
             }
             FromControl::DelFlow { key, mask, tell } => {
                 let name = (*key, *mask);
-                let carried = self.remove(&name)?;
-                if let Some(carried) = carried.filter(|carried| *tell && carried.packets > 0) {
-                    self.ended.insert(name, carried);
+                let idle_ms = self.take_back(&name)?;
+                self.events += 1;
+                if let Some(Past { carried, .. }) = self.past.remove(&name)
+                    && *tell
+                    && self.ended.len() < PAST
+                {
+                    self.ended.insert(name, (Carried { idle_ms, ..carried }, self.events));
                 }
             }
             FromControl::ClearFlows => self.clear()?,
@@ -135,13 +195,26 @@ impl<T: Table> Beside<T> {
     }
 
     fn wait(&mut self, name: Name, flow: &FlowSpec) {
-        if self.waiting.len() >= WAITING {
-            self.stayed[Why::Full.number()] += 1;
+        self.events += 1;
+        let (sender, put) = (flow.key.port(), self.events);
+        let room = || self.waiting_of.may(sender, WAITING.saturating_sub(self.waiting.len()));
+        if let Err(why) = self.table.judge(flow).and_then(|()| room()) {
+            self.stayed[why.number()] += 1;
             return;
         }
-        if self.waiting.insert(name, flow.clone()).is_none() {
-            self.order.push_back(name);
+        self.waiting_of.take(sender);
+        self.waiting.insert(name, Waits { flow: flow.clone(), put, seen: 0 });
+        self.order.push_back((name, put));
+        if self.order.len() > 2 * WAITING {
+            let waiting = &self.waiting;
+            self.order.retain(|(name, put)| waiting.get(name).is_some_and(|waits| waits.put == *put));
         }
+    }
+
+    fn stop_waiting(&mut self, name: &Name) -> Option<Waits> {
+        let waits = self.waiting.remove(name)?;
+        self.waiting_of.give_back(name.0.port());
+        Some(waits)
     }
 
     fn is_asked(&mut self, request: u64, question: &DatapathRequest) -> Result<(), Lost> {
@@ -156,7 +229,11 @@ impl<T: Table> Beside<T> {
                     self.asked.insert(request, began);
                 }
             }
-            DatapathRequest::Ports | DatapathRequest::Lookup(_) => self.look()?,
+            DatapathRequest::Ports | DatapathRequest::Lookup(_) => {
+                if self.looked.is_none_or(|at| at.elapsed() >= LOOK) {
+                    self.look()?;
+                }
+            }
             DatapathRequest::Meter(_) | DatapathRequest::Barrier => {}
         }
         Ok(())
@@ -166,7 +243,7 @@ impl<T: Table> Beside<T> {
     pub fn to_control(&mut self, message: &mut ToControl) -> Result<(), Lost> {
         match message {
             ToControl::Ended(info) => {
-                if let Some(carried) = self.ended.remove(&(info.flow.key, info.flow.mask)) {
+                if let Some((carried, _)) = self.ended.remove(&(info.flow.key, info.flow.mask)) {
                     count_in(info, &carried);
                 }
             }
@@ -210,9 +287,16 @@ impl<T: Table> Beside<T> {
     /// The data plane has this flow.
     fn is_there(&mut self, info: &mut FlowInfo) {
         self.events += 1;
-        if let Some(held) = self.held.get_mut(&(info.flow.key, info.flow.mask)) {
-            held.seen = self.events;
+        let (name, seen) = ((info.flow.key, info.flow.mask), self.events);
+        if let Some(past) = self.past.get_mut(&name) {
+            past.seen = seen;
+            count_in(info, &past.carried);
+        }
+        if let Some(held) = self.held.get_mut(&name) {
+            held.seen = seen;
             count_in(info, &held.carried);
+        } else if let Some(waits) = self.waiting.get_mut(&name) {
+            waits.seen = seen;
         }
     }
 
@@ -224,33 +308,44 @@ impl<T: Table> Beside<T> {
 
     /// The data plane has let go of flows for want of room, and control will believe that they are nowhere.
     fn remove_unseen(&mut self, began: u64) -> Result<(), Lost> {
-        let unseen = self.held.iter().filter(|(_, held)| held.put < began && held.seen <= began);
-        let unseen: Vec<_> = unseen.map(|(name, _)| *name).collect();
-        unseen.iter().try_for_each(|name| self.remove(name).map(drop))
+        let is_unseen = |put: u64, seen: u64| put <= began && seen <= began;
+        let held = self.held.iter().filter(|(_, held)| is_unseen(held.put, held.seen)).map(|(name, _)| *name);
+        let waiting = self.waiting.iter().filter(|(_, waits)| is_unseen(waits.put, waits.seen)).map(|(name, _)| *name);
+        let unseen: Vec<_> = held.chain(waiting).collect();
+        unseen.iter().try_for_each(|name| self.remove(name).map(drop))?;
+        self.past.retain(|_, past| !is_unseen(past.put, past.seen));
+        // What was to be told by then has been, or never will be.
+        self.ended.retain(|_, (_, told)| *told > began);
+        Ok(())
     }
 
     /// Gives the table some of the flows that wait; whether there are more.
-    pub fn step(&mut self, most: usize) -> bool {
-        for _ in 0..most {
-            let Some(name) = self.order.pop_front() else { return false };
-            let Some(flow) = self.waiting.remove(&name) else { continue };
-            let capable = self.table.capabilities();
-            let fits = if self.held.len() < capable.places { capable.can(&flow) } else { Err(Why::Full) };
-            match fits.and_then(|()| self.table.put(&flow)) {
+    pub fn step(&mut self, most: usize) -> Result<bool, Lost> {
+        let mut given = 0;
+        while given < most {
+            let Some((name, number)) = self.order.pop_front() else { return Ok(false) };
+            if self.waiting.get(&name).is_none_or(|waits| waits.put != number) {
+                continue;
+            }
+            let Some(Waits { flow, put, seen }) = self.stop_waiting(&name) else { continue };
+            given += 1;
+            let sender = flow.key.port();
+            let left = self.table.capabilities().places.saturating_sub(self.held.len());
+            match self.held_by.may(sender, left).map_err(NotPut::from).and_then(|()| self.table.put(&flow)) {
                 Ok(()) => {
-                    self.events += 1;
                     let to = flow.actions.iter().filter_map(|action| match action {
                         Action::Output(port) => Some(*port),
                         _ => None,
                     });
-                    let (put, seen) = (self.events, 0);
-                    let held = Held { from: flow.key.port(), to: to.collect(), carried: Carried::default(), put, seen };
+                    let held = Held { from: sender, to: to.collect(), carried: Carried::default(), put, seen };
                     self.held.insert(name, held);
+                    self.held_by.take(sender);
                 }
-                Err(why) => self.stayed[why.number()] += 1,
+                Err(NotPut::Stays(why)) => self.stayed[why.number()] += 1,
+                Err(NotPut::Lost(lost)) => return Err(lost),
             }
         }
-        !self.order.is_empty()
+        Ok(!self.order.is_empty())
     }
 
     /// No flow from this port or to it is to be in the table, for this reason if it stays in the data plane; those that wait may come there.
@@ -260,34 +355,57 @@ impl<T: Table> Beside<T> {
         if let Some(why) = why {
             self.stayed[why.number()] += of_port.len() as u64;
         }
-        of_port.iter().try_for_each(|name| self.remove(name).map(drop))
+        of_port.iter().try_for_each(|name| self.take_back(name).map(drop))
     }
 
-    /// Takes a flow out of the table, or from among those that wait; what it has carried, if it was there.
-    fn remove(&mut self, name: &Name) -> Result<Option<Carried>, Lost> {
-        self.waiting.remove(name);
+    /// Takes a flow out of the table that the data plane has still: what it has carried counts on. For how long it has been idle there.
+    fn take_back(&mut self, name: &Name) -> Result<u64, Lost> {
+        let Some(Held { carried, put, seen, .. }) = self.remove(name)?.filter(|held| held.carried.packets > 0) else {
+            return Ok(u64::MAX);
+        };
+        let idle_ms = carried.idle_ms;
+        // From now on the data plane alone knows for how long.
+        let mut carried = Carried { idle_ms: u64::MAX, in_hardware: false, ..carried };
+        if let Some(past) = self.past.get(name) {
+            carried.packets = carried.packets.wrapping_add(past.carried.packets);
+            carried.bytes = carried.bytes.wrapping_add(past.carried.bytes);
+        } else if self.past.len() >= PAST {
+            return Ok(idle_ms);
+        }
+        self.past.insert(*name, Past { carried, put, seen });
+        Ok(idle_ms)
+    }
+
+    /// Takes a flow out of the table, or from among those that wait; how it was, if it was there.
+    fn remove(&mut self, name: &Name) -> Result<Option<Held>, Lost> {
+        self.stop_waiting(name);
         let Some(mut held) = self.held.remove(name) else { return Ok(None) };
+        self.held_by.give_back(held.from);
         let carried = self.table.delete(&name.0, &name.1)?;
         // What it says at the end is all, or nothing: then what it last said is.
         let carried = if carried.packets >= held.carried.packets { carried } else { held.carried };
         self.account(&mut held, carried);
-        Ok(Some(held.carried))
+        Ok(Some(held))
     }
 
     fn clear(&mut self) -> Result<(), Lost> {
         self.waiting.clear();
+        self.waiting_of = Shares::default();
         self.order.clear();
+        self.past.clear();
         if !self.held.is_empty() {
             self.look()?;
         }
         // Also where none is known to be there: it is cheap, and nothing may be left.
         self.table.clear()?;
         self.held.clear();
+        self.held_by = Shares::default();
         Ok(())
     }
 
     /// Has the table say what flows have carried.
     pub fn look(&mut self) -> Result<(), Lost> {
+        self.looked = Some(Instant::now());
         if self.held.is_empty() {
             return Ok(());
         }

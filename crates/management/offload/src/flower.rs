@@ -1,16 +1,18 @@
 //! The kernel's classifier flower as a table: at each interface that is a port, rules of the flows that come from there.
 
 use crate::translate::{mask, rules};
-use crate::{Capabilities, Carried, Lost, Table, Why};
+use crate::{Capabilities, Carried, Lost, NotPut, Table, Why};
 use lasthop_flow::FlowSpec;
 use lasthop_frame::{FlowKey, FlowMask};
-use lasthop_tc::{Netlink, Place, Policy, Statistics, priority};
+use lasthop_tc::{Failed, Netlink, Place, Policy, Statistics, priority};
 use lasthop_types::PortId;
 use rustix::io::Errno;
 use std::collections::{BTreeMap, HashMap};
 
 /// Rules there may be: to read what so many have carried takes the kernel some milliseconds.
 const PLACES: usize = 16_384;
+/// Actions of a rule there may be. Of more than 32 the kernel silently carries out the first 32 (`TCA_ACT_MAX_PRIO`).
+const ACTS: usize = 16;
 
 /// Which interface a port is.
 pub type Devices = BTreeMap<PortId, Device>;
@@ -68,10 +70,7 @@ impl Flower {
 }
 
 fn clear(netlink: &mut Netlink, device: u32) -> Result<(), Lost> {
-    let mut delete = |place| netlink.delete(place).map(drop);
-    Place::of_flows(device)
-        .try_for_each(&mut delete)
-        .map_err(|e| Lost(format!("tc rules of interface {device} cannot be removed: {e}")))
+    netlink.clear_flows(device).map_err(|e| Lost(format!("tc rules of interface {device} cannot be removed: {e}")))
 }
 
 fn carried(said: &Statistics) -> Carried {
@@ -90,19 +89,35 @@ fn both(a: Option<Carried>, b: Carried) -> Carried {
     }
 }
 
+fn cannot_be_removed(place: Place, e: Errno) -> Lost {
+    Lost(format!("a tc rule of interface {} cannot be removed: {e}", place.device))
+}
+
+/// What flower can express.
+pub(crate) fn capabilities() -> Capabilities {
+    Capabilities {
+        mask: mask(),
+        places: PLACES,
+        acts: ACTS,
+        several_outputs: true,
+        vlan_edits: true,
+        other_edits: false,
+        other_actions: false,
+    }
+}
+
 impl Table for Flower {
     fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            mask: mask(),
-            places: PLACES,
-            several_outputs: true,
-            vlan_edits: true,
-            other_edits: false,
-            other_actions: false,
-        }
+        capabilities()
     }
 
-    fn put(&mut self, flow: &FlowSpec) -> Result<(), Why> {
+    fn judge(&self, flow: &FlowSpec) -> Result<(), Why> {
+        capabilities().can(flow)?;
+        self.device(flow.key.port())?;
+        rules(flow, |port| self.device(port)).map(drop)
+    }
+
+    fn put(&mut self, flow: &FlowSpec) -> Result<(), NotPut> {
         let device = self.device(flow.key.port())?;
         let rules = rules(flow, |port| self.device(port))?;
         let name = (flow.key, flow.mask);
@@ -117,13 +132,18 @@ impl Table for Flower {
                     places.push(place);
                 }
                 // One that matches the same is there, of another flow, which says the same.
-                Err(Errno::EXIST) => {}
+                Err(Failed::Refused(Errno::EXIST)) => {}
                 // What it takes of the flow is carried; of the rest the data plane has it.
-                Err(_) => break,
+                Err(Failed::Refused(_)) => break,
+                // It may be there, and nobody would ever remove it.
+                Err(Failed::Unknown(_)) => {
+                    self.netlink.delete(place).map_err(|e| cannot_be_removed(place, e))?;
+                    break;
+                }
             }
         }
         if places.is_empty() {
-            return Err(Why::Declined);
+            return Err(Why::Declined.into());
         }
         self.places.insert(name, places);
         Ok(())
@@ -133,9 +153,7 @@ impl Table for Flower {
         let mut sum = None;
         for place in self.places.remove(&(*key, *mask)).unwrap_or_default() {
             self.flows.remove(&place);
-            let said = self.netlink.delete(place);
-            let said =
-                said.map_err(|e| Lost(format!("a tc rule of interface {} cannot be removed: {e}", place.device)))?;
+            let said = self.netlink.delete(place).map_err(|e| cannot_be_removed(place, e))?;
             sum = said.map(|said| both(sum, carried(&said))).or(sum);
         }
         Ok(sum.unwrap_or_default())

@@ -42,13 +42,13 @@ pub enum Why {
     Action,
     /// It refuses packets, which are counted by their reason.
     Refuses,
-    /// It floods.
+    /// It floods, and floods of its sender have a limit.
     Floods,
     /// A port of it is no interface of the table's.
     Port,
     /// A port of it has a rate, which the table would not keep.
     Rate,
-    /// The table has no place left.
+    /// The table has no place left, or its sender has as many as are left.
     Full,
     /// The table does not take it, though it is one of those it should.
     Declined,
@@ -82,9 +82,9 @@ impl Why {
     pub fn sentence(self) -> &'static str {
         match self {
             Self::Match => "they look at what tc flower cannot express",
-            Self::Action => "they do what tc flower cannot express, such as a mirror's copies",
+            Self::Action => "they do what tc flower cannot express, such as a mirror's copies, or more than 16 things",
             Self::Refuses => "they refuse packets, which lasthop counts by their reason",
-            Self::Floods => "they flood",
+            Self::Floods => "they flood, and lasthop alone keeps the limit of floods (storm)",
             Self::Port => "their sender or receiver is no port with driver=tc",
             Self::Rate => "their sender or receiver has a rate",
             Self::Full => "the table is full",
@@ -100,6 +100,8 @@ pub struct Capabilities {
     pub mask: FlowMask,
     /// Places, if they are few.
     pub places: usize,
+    /// So many actions of a flow.
+    pub acts: usize,
     /// More than one output of a packet.
     pub several_outputs: bool,
     /// A VLAN tag that goes or comes.
@@ -120,6 +122,9 @@ impl Capabilities {
         }
         if !self.other_actions && flow.actions.contains(&Action::LimitFlood) {
             return Err(Why::Floods);
+        }
+        if flow.actions.len() > self.acts {
+            return Err(Why::Action);
         }
         for action in &flow.actions {
             let can = match action {
@@ -142,14 +147,40 @@ impl Capabilities {
 #[error("{0}")]
 pub struct Lost(pub String);
 
+/// Why a table has not taken a flow.
+#[derive(Debug)]
+pub enum NotPut {
+    /// It stays in the data plane.
+    Stays(Why),
+    /// It may be in the table.
+    Lost(Lost),
+}
+
+impl From<Why> for NotPut {
+    fn from(why: Why) -> Self {
+        Self::Stays(why)
+    }
+}
+
+impl From<Lost> for NotPut {
+    fn from(lost: Lost) -> Self {
+        Self::Lost(lost)
+    }
+}
+
 /// A table of flows outside of the data plane. One thread; what is asked for is done when it is answered.
 pub trait Table {
     /// What it can express.
     fn capabilities(&self) -> Capabilities;
 
+    /// Whether it would take the flow, had it a place.
+    fn judge(&self, flow: &FlowSpec) -> Result<(), Why> {
+        self.capabilities().can(flow)
+    }
+
     /// Takes a flow. What it refuses, for whatever reason, stays in the data plane: it may take the flow for fewer packets than it matches, but for none that it
     /// does not match.
-    fn put(&mut self, flow: &FlowSpec) -> Result<(), Why>;
+    fn put(&mut self, flow: &FlowSpec) -> Result<(), NotPut>;
 
     /// Lets go of the flow with exactly this key and mask, and says what it has carried. Afterwards no packet meets it.
     fn delete(&mut self, key: &FlowKey, mask: &FlowMask) -> Result<Carried, Lost>;

@@ -1,7 +1,7 @@
 //! A data plane of our own as such a table: the host's switch, or a device's (docs/device.md). Behind the rings it is a process, and it can express everything.
 //! So what control says to a device is the same seam: whoever has a card behind rings has a table.
 
-use crate::{Capabilities, Carried, Lost, Table, Why};
+use crate::{Capabilities, Carried, Lost, NotPut, Table};
 use lasthop_flow::FlowSpec;
 use lasthop_frame::{FlowKey, FlowMask};
 use lasthop_ipc::{ChannelError, ControlEnd, DatapathReply, DatapathRequest, FlowInfo, FromControl, ToControl};
@@ -87,6 +87,7 @@ impl Table for Rings {
         Capabilities {
             mask,
             places: self.places,
+            acts: usize::MAX,
             several_outputs: true,
             vlan_edits: true,
             other_edits: true,
@@ -94,9 +95,9 @@ impl Table for Rings {
         }
     }
 
-    fn put(&mut self, flow: &FlowSpec) -> Result<(), Why> {
-        let put = self.say(&FromControl::PutFlow(flow.clone()));
-        put.and_then(|()| self.ask(DatapathRequest::Barrier, |_| {})).map_err(|_| Why::Declined)
+    fn put(&mut self, flow: &FlowSpec) -> Result<(), NotPut> {
+        self.say(&FromControl::PutFlow(flow.clone()))?;
+        Ok(self.ask(DatapathRequest::Barrier, |_| {})?)
     }
 
     fn delete(&mut self, key: &FlowKey, mask: &FlowMask) -> Result<Carried, Lost> {

@@ -10,7 +10,7 @@ mod netlink;
 mod rule;
 mod said;
 
-pub use netlink::Netlink;
+pub use netlink::{Failed, Netlink};
 pub use rule::{Act, Match, Place, Policy, Rule, Tag, priority};
 pub use said::Statistics;
 

@@ -11,6 +11,9 @@ struct Played {
     places: usize,
     cleared: usize,
     breaks: bool,
+    looked: usize,
+    /// A port whose flows it would not take.
+    none_of: u32,
 }
 
 /// Of this port: its number is the flow's.
@@ -25,6 +28,7 @@ impl Table for Played {
         Capabilities {
             mask,
             places: self.places,
+            acts: 16,
             several_outputs: no,
             vlan_edits: no,
             other_edits: no,
@@ -32,7 +36,15 @@ impl Table for Played {
         }
     }
 
-    fn put(&mut self, flow: &FlowSpec) -> Result<(), Why> {
+    fn judge(&self, flow: &FlowSpec) -> Result<(), Why> {
+        self.capabilities().can(flow)?;
+        if flow.key.in_port == self.none_of { Err(Why::Port) } else { Ok(()) }
+    }
+
+    fn put(&mut self, flow: &FlowSpec) -> Result<(), NotPut> {
+        if self.breaks {
+            return Err(Lost("nobody knows".into()).into());
+        }
         self.flows.insert(number(&flow.key), (flow.clone(), Carried::default()));
         Ok(())
     }
@@ -51,6 +63,7 @@ impl Table for Played {
     }
 
     fn statistics(&mut self, each: &mut dyn FnMut(&FlowKey, &FlowMask, Carried)) -> Result<(), Lost> {
+        self.looked += 1;
         self.flows.values().for_each(|(flow, carried)| each(&flow.key, &flow.mask, *carried));
         Ok(())
     }
@@ -76,7 +89,7 @@ fn info(from: u32) -> FlowInfo {
 }
 
 fn beside() -> Beside<Played> {
-    Beside::new(Played { places: 100, ..Played::default() }).unwrap()
+    Beside::new(Played { places: 100, none_of: 77, ..Played::default() }).unwrap()
 }
 
 /// With these flows in the table.
@@ -85,7 +98,7 @@ fn with(flows: &[u32]) -> Beside<Played> {
     for from in flows {
         beside.from_control(&put(*from)).unwrap();
     }
-    assert!(!beside.step(100));
+    assert!(!beside.step(100).unwrap());
     beside
 }
 
@@ -122,16 +135,16 @@ fn flows_go_there_and_leave_before_the_word_that_they_go_passes() {
     // One that is put anew is not there while the word passes.
     beside.from_control(&put(1)).unwrap();
     assert_eq!(there(&beside), [3]);
-    beside.step(100);
+    beside.step(100).unwrap();
     assert_eq!(there(&beside), [1, 3]);
     // One that waits and goes never comes there.
     beside.from_control(&put(4)).unwrap();
     beside.from_control(&del(4, false)).unwrap();
-    beside.step(100);
+    beside.step(100).unwrap();
     assert_eq!(there(&beside), [1, 3]);
     beside.from_control(&put(5)).unwrap();
     beside.from_control(&FromControl::ClearFlows).unwrap();
-    assert!(!beside.step(100) && there(&beside).is_empty());
+    assert!(!beside.step(100).unwrap() && there(&beside).is_empty());
     // Nor does one whose port goes.
     let mut beside = with(&[1, 2]);
     beside.to_control(&mut ToControl::PortGone(PortId(1))).unwrap();
@@ -183,7 +196,7 @@ fn what_the_data_plane_has_let_go_of_leaves() {
     // Another walk, which ends first; and a flow that comes meanwhile.
     ask(&mut beside, 2, ALL);
     beside.from_control(&put(4)).unwrap();
-    beside.step(9);
+    beside.step(9).unwrap();
     assert_eq!(there(&beside), [1, 2, 3, 4]);
     ask(&mut beside, 3, DatapathRequest::Flows { after: (5, 5, 3) });
     hears(&mut beside, 3, &[3], None);
@@ -211,7 +224,7 @@ fn what_it_cannot_take_stays_and_is_counted() {
     for from in [6, 7, 8] {
         beside.from_control(&put(from)).unwrap();
     }
-    beside.step(100);
+    beside.step(100).unwrap();
     assert_eq!(there(&beside), [1, 6]);
     let stayed = beside.figures().stayed;
     let of = |why: Why| stayed[why.number()];
@@ -220,7 +233,7 @@ fn what_it_cannot_take_stays_and_is_counted() {
     // So many at a time.
     let mut beside = with(&[]);
     (0..5).for_each(|from| beside.from_control(&put(from)).unwrap());
-    assert!(beside.step(2));
+    assert!(beside.step(2).unwrap());
     assert_eq!(there(&beside), [0, 1]);
 }
 
@@ -252,4 +265,108 @@ fn all_else_passes_as_it_is() {
     }
     beside.from_control(&FromControl::Resume { id: 3, actions: Vec::new() }).unwrap();
     assert_eq!(there(&beside), [1]);
+}
+
+#[test]
+fn a_flow_that_nobody_knows_to_be_there_is_the_end() {
+    let mut beside = beside();
+    beside.from_control(&put(1)).unwrap();
+    beside.table.breaks = true;
+    assert!(beside.step(100).is_err());
+}
+
+/// The word that put it came before the walk began, whenever the table is given it.
+#[test]
+fn what_waits_while_a_walk_passes_without_it_does_not_come_there() {
+    for given in [false, true] {
+        let mut beside = beside();
+        beside.from_control(&put(1)).unwrap();
+        beside.from_control(&put(2)).unwrap();
+        ask(&mut beside, 1, ALL);
+        if given {
+            beside.step(100).unwrap();
+        }
+        beside.from_control(&put(3)).unwrap();
+        hears(&mut beside, 1, &[1], None);
+        beside.step(100).unwrap();
+        assert_eq!(there(&beside), [1, 3], "the data plane has let go of 2; given: {given}");
+    }
+}
+
+#[test]
+fn what_a_flow_has_carried_counts_on_while_the_data_plane_has_it() {
+    let mut beside = with(&[1, 2]);
+    carries(&mut beside, 1, 10);
+    carries(&mut beside, 2, 10);
+    // It is put anew, with other actions; the other comes back as its port has a rate now.
+    beside.from_control(&put(1)).unwrap();
+    beside.withdraw(PortId(2), Some(Why::Rate)).unwrap();
+    ask(&mut beside, 1, ALL);
+    assert_eq!(hears(&mut beside, 1, &[1, 2], None), [(11, 1060, 5000), (11, 1060, 5000)]);
+    beside.step(100).unwrap();
+    carries(&mut beside, 1, 5);
+    ask(&mut beside, 2, ALL);
+    assert_eq!(hears(&mut beside, 2, &[1, 2], None), [(16, 1560, 20), (11, 1060, 5000)]);
+    // Until the end.
+    beside.from_control(&del(1, true)).unwrap();
+    let mut ended = ToControl::Ended(Box::new(info(1)));
+    beside.to_control(&mut ended).unwrap();
+    assert!(matches!(ended, ToControl::Ended(info) if (info.packets, info.idle_ms) == (16, 20)));
+    // One that the data plane has let go of has carried nothing if it comes again; nor is an end waited for for ever.
+    beside.from_control(&put(4)).unwrap();
+    beside.step(100).unwrap();
+    carries(&mut beside, 4, 1);
+    beside.from_control(&del(4, true)).unwrap();
+    assert_eq!((beside.ended.len(), beside.past.len()), (1, 1));
+    ask(&mut beside, 3, ALL);
+    hears(&mut beside, 3, &[], None);
+    assert_eq!((beside.ended.len(), beside.past.len()), (0, 0));
+}
+
+#[test]
+fn no_sender_has_all_places() {
+    let mut beside = beside();
+    let of = |from: u32, n: u8| {
+        let mut flow = flow(from);
+        flow.key.recirculation = n.into();
+        flow
+    };
+    // Of those that wait, too, and whatever comes and goes leaves nothing behind.
+    for n in 0..3 * WAITING {
+        let flow = of(1, (n % 50) as u8);
+        let (key, mask) = (flow.key, flow.mask);
+        beside.from_control(&FromControl::PutFlow(flow)).unwrap();
+        if n % 50 > 9 {
+            beside.from_control(&FromControl::DelFlow { key, mask, tell: false }).unwrap();
+        }
+    }
+    assert!(beside.order.len() <= 2 * WAITING && beside.waiting.len() == 10, "{}", beside.order.len());
+    assert_eq!(beside.waiting_of.0.get(&PortId(1)), Some(&10));
+    beside.from_control(&FromControl::ClearFlows).unwrap();
+    beside.table.places = 10;
+    // Flows that it would never take do not even wait.
+    beside.from_control(&put(77)).unwrap();
+    assert!(beside.waiting.is_empty() && beside.figures().stayed[Why::Port.number()] == 1);
+    for n in 0..20 {
+        beside.from_control(&FromControl::PutFlow(of(1, n))).unwrap();
+    }
+    beside.from_control(&FromControl::PutFlow(of(2, 0))).unwrap();
+    beside.step(100).unwrap();
+    let has = |beside: &Beside<Played>, port| beside.held.values().filter(|held| held.from == PortId(port)).count();
+    assert_eq!([has(&beside, 1), has(&beside, 2)], [5, 1]);
+    assert_eq!(beside.figures().stayed[Why::Full.number()], 15);
+    beside.from_control(&FromControl::DelFlow { key: of(1, 0).key, mask: of(1, 0).mask, tell: false }).unwrap();
+    assert_eq!(beside.held_by.0.get(&PortId(1)), Some(&4));
+}
+
+#[test]
+fn the_table_is_not_asked_over_and_over() {
+    let mut beside = with(&[1]);
+    for request in 0..50 {
+        ask(&mut beside, request, DatapathRequest::Ports);
+    }
+    assert!((1..=25).contains(&beside.table.looked), "{}", beside.table.looked);
+    let looked = beside.table.looked;
+    ask(&mut beside, 99, ALL);
+    assert_eq!(beside.table.looked, looked + 1, "all flows are of now");
 }

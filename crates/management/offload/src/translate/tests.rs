@@ -182,3 +182,15 @@ fn actions_become_acts_in_their_order() {
         assert_eq!(acts(actions), Err(why), "{actions:?}");
     }
 }
+
+/// Of more than 32 actions the kernel carries out the first, and says nothing.
+#[test]
+fn what_has_more_actions_than_the_kernel_carries_out_stays() {
+    let key = FlowKey { in_port: 1, eth_type: IPV4, ..FlowKey::default() };
+    let mask = FlowMask(FlowKey { in_port: u32::MAX, eth_type: u16::MAX, ..FlowKey::default() });
+    let outputs = |n| flow(&key, mask, &vec![OUT; n]);
+    assert_eq!(crate::flower::capabilities().can(&outputs(16)), Ok(()));
+    for n in [17, 33, 40] {
+        assert_eq!(crate::flower::capabilities().can(&outputs(n)), Err(Why::Action), "{n}");
+    }
+}
