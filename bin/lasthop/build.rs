@@ -5,7 +5,9 @@ use std::path::Path;
 
 /// Files that define messages, or what is in them, from the root of the repository.
 const FILES: &[&str] = &[
+    "crates/management/ipc/src/engines.rs",
     "crates/management/ipc/src/lib.rs",
+    "crates/management/ipc/src/offload.rs",
     "crates/outside-switch/session-ipc/src/lib.rs",
     "crates/outside-switch/uplink-ipc/src/counters_page.rs",
     "crates/outside-switch/uplink-ipc/src/messages.rs",

@@ -9,17 +9,21 @@ use super::args::RunArgs;
 use super::child::{Child, Ended};
 use super::links::Links;
 use super::setup::find_program;
+use super::store::SavedUplink;
 use super::supervisor::{OFFLOAD_CHANNEL, OFFLOAD_PID, Supervisor};
 use lasthop_ipc::ChannelError;
 use lasthop_management_ipc::{
     LinkState, OffloadFigures, OffloadState, OffloadToSupervisor, PortConfig, SupervisorToControl, SupervisorToOffload,
 };
+use lasthop_policy::PortSettings;
 use lasthop_sys::{Epoll, make_tap};
 use lasthop_tc::{Netlink, Policy};
 use lasthop_types::PortId;
+use lasthop_uplink_ipc::UplinkDriver;
 use rustix::io::Errno;
 use rustix::net::netdevice::name_to_index;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+use rustix::system::uname;
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
 use std::os::fd::OwnedFd;
@@ -29,6 +33,8 @@ use tracing::{info, warn};
 
 /// The kernel may take so long for all that is asked of it in one round: for the rules of a card some seconds.
 const ROUND: Duration = Duration::from_secs(10);
+/// How often it is looked whether it has ended, at the end.
+const LOOK: Duration = Duration::from_millis(10);
 /// A TAP device by which it is found out what the kernel can do.
 const PROBE: &str = "lasthop-probe";
 
@@ -53,8 +59,26 @@ impl OffloadProgram {
     }
 }
 
+/// Older kernels look into tunnels for what a rule is about (their commit 6de6e46d27ef put an end to it): rules of a guest's own packets would take what others
+/// have wrapped.
+const OLDEST: (u32, u32) = (5, 16);
+
+/// Whether a kernel that calls itself so keeps to a packet's outermost headers.
+fn is_new_enough(release: &str) -> bool {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map_while(|number| number.parse::<u32>().ok());
+    numbers.next().zip(numbers.next()).is_some_and(|release| release >= OLDEST)
+}
+
 /// Whether the kernel has what it takes: found out at an interface of our own, which goes at once.
 fn can_be() -> Result<(), String> {
+    let release = uname().release().to_string_lossy().into_owned();
+    if !is_new_enough(&release) {
+        let (major, minor) = OLDEST;
+        return Err(format!(
+            "this kernel ({release}) looks into tunnels where it compares packets with rules of flows, so that a guest's packets would take others' ways; \
+             it takes Linux {major}.{minor}, or leave the option out: lasthop carries all packets then"
+        ));
+    }
     let denied = |e: Errno| match e {
         Errno::PERM | Errno::ACCESS => format!("{e}; run lasthop as root"),
         e => format!("what the kernel can do cannot be found out: {e}"),
@@ -75,6 +99,11 @@ fn can_be() -> Result<(), String> {
              load its modules (`modprobe -a sch_ingress cls_flower act_mirred`), or leave the option out: lasthop carries all packets then"
         ),
     })
+}
+
+/// Whether a port has something that lasthop alone keeps: nobody would hold packets back that pass it by.
+fn is_limited(settings: &PortSettings) -> bool {
+    settings.rate_from.is_some() || settings.rate_to.is_some() || settings.max_cpu.is_some()
 }
 
 /// The process, and what it was told.
@@ -135,6 +164,12 @@ impl Offload {
         self.replies.push((self.number, request, result));
     }
 
+    /// It is another process now, which has been told anew all that replies wait for.
+    fn replies_wait_for_all(&mut self) {
+        let number = self.number;
+        self.replies.iter_mut().for_each(|(until, ..)| *until = number);
+    }
+
     /// Gives it the ends of rings.
     pub fn join(&mut self, switch: OwnedFd, control: OwnedFd) -> Result<(), ChannelError> {
         let copy = control.try_clone().map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))?;
@@ -149,6 +184,11 @@ impl Offload {
     /// Its process, while it runs.
     pub fn pid(&self) -> Option<u32> {
         self.child.pid()
+    }
+
+    /// Whether its program is another one than would be started now.
+    pub fn is_outdated(&self) -> bool {
+        self.child.is_outdated()
     }
 
     /// What is to be shown of it.
@@ -173,6 +213,11 @@ impl Offload {
         if let Some(hung) = self.child.kill_if_hung(now) {
             warn!("lasthop-flower hangs: its thread {} {}; replacing it", hung.name, hung.how);
         }
+    }
+
+    /// Whether it has done all that it was told; what is in the kernel or a card is of flows of today.
+    fn is_settled(&self) -> bool {
+        self.child.is_ready() && !self.is_telling()
     }
 
     /// Asks it to leave nothing behind, and to end.
@@ -211,6 +256,16 @@ impl Offload {
         Some(port)
     }
 
+    /// Replies that have waited long enough: the process is there, and has answered all that they wait for.
+    fn due_replies(&mut self) -> Vec<(u64, Result<PortConfig, String>)> {
+        if !self.child.is_ready() {
+            return Vec::new();
+        }
+        let first = self.asked.keys().next().copied().unwrap_or(u64::MAX);
+        let due = self.replies.extract_if(.., |(number, ..)| *number < first);
+        due.map(|(_, request, result)| (request, result)).collect()
+    }
+
     /// Tells it which ports there are, as far as that is another thing than it was told.
     fn tell_all(&mut self, ports: &BTreeMap<u32, (u32, bool)>) {
         let gone = self.told.iter().filter(|(port, (_, leaves))| !ports.contains_key(port) && !leaves);
@@ -243,24 +298,59 @@ impl Supervisor {
             (links.state(device, false) != LinkState::Missing).then(|| links.index(device)).flatten()
         };
         let device = |uplink: &super::uplink::Uplink| known(self.links.as_ref()?, &uplink.spec.device);
-        let limited = |name: &String| {
-            let set = self.settings.get(name).is_some_and(|set| set.rate_from.is_some() || set.rate_to.is_some());
-            set || self.limited.contains_key(name)
-        };
+        let limited =
+            |name: &String| self.settings.get(name).is_some_and(is_limited) || self.limited.contains_key(name);
         ports.filter_map(|(id, uplink)| Some((*id, (device(uplink)?, limited(&uplink.spec.name))))).collect()
+    }
+
+    /// Whether nothing of an earlier run is in the kernel or a card any more, if something of this one is to be.
+    pub(super) fn offload_is_settled(&mut self) -> bool {
+        self.step_offload(Instant::now());
+        self.offload.as_ref().is_none_or(Offload::is_settled)
+    }
+
+    /// At the end: lasthop-flower takes its rules away, which may take it longer than others need; then what is left goes, with what joins interfaces to TAP devices
+    /// that are not there any more.
+    pub(super) fn leave_no_rules(&mut self) {
+        let (begun, mut killed) = (Instant::now(), false);
+        while let Some(offload) = &mut self.offload
+            && offload.is_ending(&self.epoll)
+            && begun.elapsed() < 2 * ROUND
+        {
+            if begun.elapsed() >= ROUND && !std::mem::replace(&mut killed, true) {
+                warn!("lasthop-flower did not end within {ROUND:?}; killing it");
+                offload.child.kill();
+            }
+            std::thread::sleep(LOOK);
+        }
+        self.uplinks.values().for_each(|uplink| self.leave_representor(&uplink.spec));
+    }
+
+    /// A representor is nobody's any more: what it receives goes to the host's own stack again.
+    pub(super) fn leave_representor(&self, spec: &SavedUplink) {
+        let is_representor = spec.driver.as_deref().and_then(UplinkDriver::from_name) == Some(UplinkDriver::Tc);
+        let index = self.links.as_ref().and_then(|links| links.index(&spec.device));
+        if let Some(index) = index.filter(|_| is_representor)
+            && let Err(e) = Netlink::open().and_then(|mut netlink| netlink.leave(index))
+        {
+            let device = &spec.device;
+            warn!("{device}: its tc rules cannot be removed: {e}; `tc filter del dev {device} ingress` removes them");
+        }
     }
 
     /// Starts the process if it is due, and tells it what has changed.
     pub(super) fn step_offload(&mut self, now: Instant) {
         let Some(offload) = &mut self.offload else { return };
-        if offload.child.is_due(now)
-            && let Err(e) = offload.start(&self.epoll)
-        {
+        let starts = offload.child.is_due(now);
+        if starts && let Err(e) = offload.start(&self.epoll) {
             offload.child.cannot_start(format!("cannot start lasthop-flower: {e}"), now);
         }
         let ports = self.offloaded_ports();
         if let Some(offload) = self.offload.as_mut().filter(|offload| offload.child.is_up()) {
             offload.tell_all(&ports);
+            if starts {
+                offload.replies_wait_for_all();
+            }
             offload.child.flush(&self.epoll);
         }
     }
@@ -268,7 +358,8 @@ impl Supervisor {
     /// Tells control this; if flows have to leave the kernel or a card for it, once they have.
     pub(super) fn reply_once_it_holds(&mut self, request: u64, result: Result<PortConfig, String>) {
         self.step_offload(Instant::now());
-        match self.offload.as_mut().filter(|offload| offload.is_telling()) {
+        // Rules of one that has ended are there until the next one has removed them.
+        match self.offload.as_mut().filter(|offload| !offload.is_settled()) {
             Some(offload) => offload.reply_later(request, result),
             None => self.control.send(SupervisorToControl::Reply { request, result }, None),
         }
@@ -310,6 +401,7 @@ impl Supervisor {
             }
             OffloadToSupervisor::Done(number) => {
                 let port = offload.done(number);
+                self.announce();
                 self.offload_has_let_go(port);
             }
             OffloadToSupervisor::Apart { number, why } if number == offload.join => {
@@ -327,9 +419,7 @@ impl Supervisor {
     /// Tells whoever waits for what it has just answered.
     fn offload_has_let_go(&mut self, port: Option<u32>) {
         let Some(offload) = &mut self.offload else { return };
-        let first = offload.asked.keys().next().copied().unwrap_or(u64::MAX);
-        let due = offload.replies.extract_if(.., |(number, ..)| *number < first);
-        for (_, request, result) in due {
+        for (request, result) in offload.due_replies() {
             self.control.send(SupervisorToControl::Reply { request, result }, None);
         }
         let Some(port) = port.filter(|port| !offload.holds(*port)) else { return };
@@ -341,5 +431,45 @@ impl Supervisor {
     fn offload_ended(&mut self, ended: &Ended, now: Instant) -> Result<(), RunError> {
         self.replaced.note("flower", &ended.why, now);
         self.restart_or_give_up(ended)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_lasthop_alone_keeps_keeps_flows_in_it() {
+        let limited =
+            |key: &str, value: &str| is_limited(&PortSettings::try_from(format!("{key}={value}")).expect("a setting"));
+        assert!(limited("rate-from", "1M") && limited("rate-to", "1M") && limited("max-cpu", "50"));
+        assert!(!limited("weight", "7"));
+    }
+
+    #[test]
+    fn kernels_that_look_into_tunnels_are_refused() {
+        for release in ["5.16.0", "6.1.0-18-amd64", "5.16-rc1", "10.2.3", "6.12.48+deb13"] {
+            assert!(is_new_enough(release), "{release}");
+        }
+        for release in ["5.15.193-generic", "4.18.0-553.el8", "5.10.0-9-amd64", "", "5", "unknown"] {
+            assert!(!is_new_enough(release), "{release}");
+        }
+    }
+
+    fn offload() -> Offload {
+        let program = OffloadProgram { program: "/bin/true".into(), lock: "/dev/null".into(), policy: Policy::None };
+        Offload::new(program, None)
+    }
+
+    #[test]
+    fn replies_wait_for_the_process_that_comes() {
+        let mut offload = offload();
+        offload.tell(1, Some((7, false)));
+        offload.reply_later(5, Err("the first".into()));
+        assert_eq!(offload.done(1), Some(1));
+        assert!(!offload.is_settled() && offload.due_replies().is_empty(), "nobody is there who has removed a rule");
+        offload.tell(1, Some((7, true)));
+        offload.replies_wait_for_all();
+        assert_eq!(offload.replies[0].0, 2, "it waits for what was told last");
     }
 }

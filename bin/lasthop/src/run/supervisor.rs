@@ -513,8 +513,7 @@ impl Supervisor {
     /// The one line scripts wait for.
     pub(super) fn announce(&mut self) {
         let ready = self.switch.is_ready() && self.control.is_ready() && self.uplinks_needed.is_empty();
-        let ready = ready && self.devices_are_ready() && self.offload.as_ref().is_none_or(Offload::is_ready);
-        if !self.announced && ready {
+        if !self.announced && ready && self.devices_are_ready() && self.offload_is_settled() {
             // A start that is refused changes nothing, and from here on none is.
             if let Err(why) = self.keep_given() {
                 self.not_ready = Some(why);
@@ -547,8 +546,7 @@ impl Supervisor {
         loop {
             // All that has ended is collected before anything is waited for: of the last one nothing more would be heard.
             self.ending_uplinks();
-            let offload = self.offload.as_mut().is_some_and(|offload| offload.is_ending(&self.epoll));
-            if !self.switch.is_up() && !self.control.is_up() && !self.uplinks.values().any(Uplink::is_up) && !offload {
+            if !self.switch.is_up() && !self.control.is_up() && !self.uplinks.values().any(Uplink::is_up) {
                 break;
             }
             self.switch.flush(&self.epoll);
@@ -572,6 +570,7 @@ impl Supervisor {
         }
         // Dropping a child kills it.
         self.sessions.kill();
+        self.leave_no_rules();
         Ok(())
     }
 }

@@ -256,6 +256,7 @@ impl Supervisor {
             return;
         }
         let Some(uplink) = self.uplinks.remove(&id) else { return };
+        self.leave_representor(&uplink.spec);
         self.port_threads.forget(id);
         self.cpu_bounds.forget(PortId(id));
         self.sessions.forget(PortId(id));

@@ -29,6 +29,9 @@ const SPARE: u64 = 128;
 /// So much of what it says is heard, in bytes.
 const LONGEST_SAID: u64 = 4096;
 
+/// Why neither this process nor lasthop-flower becomes another program.
+const OFFLOADS: &str = "with --hw-offload: the new one would not know what is in the kernel or a card; restart lasthop";
+
 /// One that is under way.
 #[derive(Debug)]
 pub(in super::super) struct TakeOver {
@@ -63,13 +66,16 @@ impl Supervisor {
         programs: Option<&str>,
         all: bool,
     ) -> Result<Option<Upgraded>, String> {
-        if self.offload.is_some() {
-            return Err("with --hw-offload this process cannot become another program: nobody would be told of what is in the kernel or a card; restart lasthop".into());
-        }
         let (runs, place) = own_program()?;
         let program = Program::find(programs, &place)?;
-        if program.is(&runs) && !all {
-            return Ok(Some(Upgraded::default()));
+        let kept = self.offload.iter().filter(|offload| all || offload.is_outdated());
+        let mut kept: Vec<_> = kept.map(|_| ("flower".into(), OFFLOADS.into())).collect();
+        let is_new = all || !program.is(&runs);
+        if is_new && self.offload.is_some() {
+            kept.push(("run".into(), OFFLOADS.into()));
+        }
+        if !is_new || self.offload.is_some() {
+            return Ok(Some(Upgraded { kept, ..Upgraded::default() }));
         }
         let now = Instant::now();
         self.take_over = Some(TakeOver {

@@ -267,7 +267,11 @@ impl Device {
         };
         let (exists, is_tap) = (interface.is_some(), interface.is_some_and(|i| i.is_tap()));
         let chosen = if is_tap { UplinkDriver::Tap } else { UplinkDriver::AfPacket };
-        match wanted.driver.unwrap_or(chosen) {
+        let driver = wanted.driver.unwrap_or(chosen);
+        if exists && kept.is_none() && matches!(driver, UplinkDriver::AfPacket | UplinkDriver::AfXdp) {
+            tc::leave(name)?;
+        }
+        match driver {
             // A name that was mistyped must not become a device: the real one could not be used, and nobody would be told.
             driver if !exists && (wanted.driver.is_none() || driver != UplinkDriver::Tap) => {
                 Err(OpenError(missing(name, &interface_names(), wanted.driver)))

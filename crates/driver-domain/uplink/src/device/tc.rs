@@ -62,11 +62,25 @@ fn join(name: &str, tap: &str, mtu: u32) -> Result<(), OpenError> {
     let index = |interface: &Interface| interface.index().map(i32::unsigned_abs).map_err(failed);
     let (representor, device) = (index(&representor)?, index(&device)?);
     let mut netlink = Netlink::open().map_err(failed)?;
+    // Rules of flows that a run has left whose processes were all killed pass every list by; whoever gives flows of today gives them anew.
+    netlink.clear_flows(representor).map_err(failed)?;
     for [from, to] in [[representor, device], [device, representor]] {
         let joined = netlink.make_place(from).and_then(|()| netlink.put_rest(from, to));
         joined.map_err(|e| OpenError(lacks(name, e)))?;
     }
     Ok(())
+}
+
+/// This interface is to be used in another way: rules that a run with driver=tc has left there, whose processes were all killed, would go on.
+pub(super) fn leave(name: &str) -> Result<(), OpenError> {
+    let index = Interface::named(name).and_then(|interface| interface.index()).map(i32::unsigned_abs);
+    match index.and_then(|index| Netlink::open()?.leave(index)) {
+        // Who may not remove rules is not who has made them, and a kernel without rules has none.
+        Ok(()) | Err(Errno::PERM | Errno::ACCESS | Errno::OPNOTSUPP | Errno::PROTONOSUPPORT) => Ok(()),
+        Err(e) => Err(OpenError(format!(
+            "{name}: rules of an earlier run cannot be removed: {e}; `tc filter del dev {name} ingress` removes them"
+        ))),
+    }
 }
 
 /// The kernel does not take the rules that driver=tc needs.
