@@ -157,6 +157,12 @@ fn is_shown(host: &Host) {
     assert!(stats.contains("nothing unaccounted") || !stats.contains("unaccounted"), "{stats}");
     let doctor = host.0.output("lasthop doctor", 60).stdout;
     assert!(doctor.starts_with("nothing found"), "{doctor}");
+    // What is not replaced is told, and is no fault.
+    let upgrade = host.0.output("lasthop upgrade", 60);
+    assert!(upgrade.code == 0, "{upgrade:?}");
+    let upgrade = host.0.output("lasthop upgrade --all", 90);
+    assert!(upgrade.code == 0 && upgrade.stdout.contains("with --hw-offload"), "{upgrade:?}");
+    host.establish();
 }
 
 /// A list holds when the command returns, whatever was in the kernel, and whoever was just killed.
@@ -181,14 +187,14 @@ fn a_list_holds(host: &Host, before: &str) {
     host.establish();
 }
 
-/// A rate is kept by lasthop alone.
-fn a_rate_brings_flows_back(host: &Host) {
-    host.0.run("lasthop port set vm1 --rate-from 100M");
+/// A rate is kept by lasthop alone, and so is a share of a CPU.
+fn a_rate_brings_flows_back(host: &Host, option: &str, value: &str) {
+    host.0.run(&format!("lasthop port set vm1 {option} {value}"));
     assert_eq!([host.rules(1), host.rules(2)], [0, 0], "{}", host.log());
     assert!(host.ping(3));
     assert_eq!([host.rules(1), host.rules(2)], [0, 0], "{}", host.log());
     assert!(host.0.run("lasthop stats").contains("their sender or receiver has a rate"));
-    host.0.run("lasthop port set vm1 --rate-from none");
+    host.0.run(&format!("lasthop port set vm1 {option} none"));
     host.establish();
 }
 
@@ -223,7 +229,8 @@ fn established_flows_pass_lasthop_by_and_are_counted() {
     a_list_holds(&host, "kill -9 $(pidof lasthop-flower)");
     a_list_holds(&host, "kill -9 $(pidof lasthop-switch)");
     a_list_holds(&host, "kill -9 $(pidof lasthop-control)");
-    a_rate_brings_flows_back(&host);
+    a_rate_brings_flows_back(&host, "--rate-from", "100M");
+    a_rate_brings_flows_back(&host, "--max-cpu", "50");
     // Before tags: what a guest says without one meanwhile is a finding.
     is_shown(&host);
     tags(&host);
