@@ -102,12 +102,13 @@ mod tests {
             let (begun, begins) = std::sync::mpsc::channel();
             let run = move || {
                 begun.send(()).unwrap();
-                until.map_or_else(
-                    || loop {
-                        std::thread::park()
+                // Without anything that ends it, it stays.
+                match until {
+                    Some(until) => until.recv().unwrap_or_default(),
+                    None => loop {
+                        std::thread::park();
                     },
-                    |until| drop(until.recv()),
-                )
+                }
             };
             let thread = std::thread::Builder::new().name(name.into()).spawn(run).unwrap();
             begins.recv().unwrap();
