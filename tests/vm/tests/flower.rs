@@ -256,6 +256,12 @@ fn no_rule_outlives_lasthop() {
         assert_eq!([host.joined(1), host.joined(2)], [signal == "KILL"; 2], "after SIG{signal}\n{}", host.log());
         assert_eq!(host.receives(), signal == "TERM", "after SIG{signal}\n{}", host.log());
     }
+    // Nor does one that is not to begin.
+    for option in ["--hw-offload", ""] {
+        let out = host.0.output(&format!("lasthop run --no-bpf {option} {PORTS} >/dev/full"), 60);
+        assert!(out.code != 0 && out.stderr.contains("\"ready\" could not be written"), "{out:?}");
+        assert_eq!([host.joined(1), host.joined(2)], [false, false], "{option}\n{}", out.stderr);
+    }
     // Where all are killed at once, the next one finds them.
     host.lasthop(PORTS);
     host.establish();

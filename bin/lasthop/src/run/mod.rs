@@ -185,7 +185,12 @@ fn begin(args: &RunArgs) -> Result<Supervisor, RunError> {
 /// Runs it, until it ends or this process becomes another program.
 fn go_on(mut supervisor: Supervisor, log: &Log) -> Result<(), RunError> {
     loop {
-        match supervisor.run()? {
+        let result = supervisor.run();
+        if result.is_err() {
+            supervisor.end_offload();
+            supervisor.leave_no_rules();
+        }
+        match result? {
             Next::End => return Ok(()),
             Next::Become(successor) => {
                 // Its threads end with this program.

@@ -221,7 +221,7 @@ impl Offload {
     }
 
     /// Asks it to leave nothing behind, and to end.
-    pub fn end(&mut self) {
+    fn end(&mut self) {
         self.child.send(SupervisorToOffload::Shutdown, None);
     }
 
@@ -307,6 +307,11 @@ impl Supervisor {
     pub(super) fn offload_is_settled(&mut self) -> bool {
         self.step_offload(Instant::now());
         self.offload.as_ref().is_none_or(Offload::is_settled)
+    }
+
+    /// Asks lasthop-flower to end.
+    pub(super) fn end_offload(&mut self) {
+        self.offload.iter_mut().for_each(Offload::end);
     }
 
     /// At the end: lasthop-flower takes its rules away, which may take it longer than others need; then what is left goes, with what joins interfaces to TAP devices

@@ -534,7 +534,7 @@ impl Supervisor {
     /// Closes the ports, asks the children to end, and makes them when they do not.
     fn shut_down(&mut self) -> Result<(), RunError> {
         self.end_devices();
-        self.offload.iter_mut().for_each(Offload::end);
+        self.end_offload();
         self.ports.clear();
         self.end_uplinks();
         // Control first: that the switch goes is no news to it then.
