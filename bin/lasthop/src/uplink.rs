@@ -23,7 +23,7 @@ pub enum UplinkCommand {
         name: String,
         /// The interface
         device: String,
-        /// How to use it: tap, af_packet or af_xdp [default: tap if it is a TAP device, else af_packet]
+        /// How to use it: tap, af_packet, af_xdp or tc (a representor) [default: tap if it is a TAP device, else af_packet]
         #[arg(long, value_parser = run::driver)]
         driver: Option<String>,
         /// Queue pairs, each with a thread of its own; with af_xdp the busiest guests get one each
@@ -110,7 +110,7 @@ pub struct DeviceArgs {
     /// An interface of this host that is a guest, instead of a socket: a container's veth, a TAP device of the host itself
     #[arg(long, conflicts_with_all = ["path", "client"])]
     pub device: Option<String>,
-    /// With --device: how to use it: tap, af_packet or af_xdp [default: tap if it is a TAP device, else af_packet]
+    /// With --device: how to use it: tap, af_packet, af_xdp or tc (a representor) [default: tap if it is a TAP device, else af_packet]
     #[arg(long, value_parser = run::driver)]
     driver: Option<String>,
     /// With --device: queue pairs [default: 1]

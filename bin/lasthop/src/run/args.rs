@@ -68,7 +68,7 @@ pub struct RunArgs {
     /// other; without, there is a cable between the port NAME here and the port "host" there. See `lasthop device list`. May be repeated
     #[arg(long = "device", value_name = "NAME[,rules=N][,engines=LIST][,walk=on][,dma=on][,dma-threshold=BYTES][,bus=BUS][,cable=off]", value_parser = parse_device)]
     pub devices: Vec<DeviceArg>,
-    /// An uplink: a port that is a network interface of this host. Drivers: tap, af_packet, af_xdp; with driver=tap a TAP device
+    /// An uplink: a port that is a network interface of this host. Drivers: tap, af_packet, af_xdp, tc (a representor); with driver=tap a TAP device
     /// that does not exist is made. Without: tap if it is a TAP device, else af_packet.
     /// gro=off: af_xdp does not make one packet of TCP segments or UDP datagrams. spare: a second process stands by to take over.
     /// Of several on one network segment the first carries; another takes over, and announces the VMs' addresses, when it is away.

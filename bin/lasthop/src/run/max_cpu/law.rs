@@ -1,6 +1,6 @@
 //! How fast a guest may send so that its packets take no more processor time than they may: plain code over what was seen, with times handed in.
 //!
-//! What a packet costs differs by a factor of seventy: a short one that meets its flow takes about 0.1 µs, one of 64 KiB 7 µs, one that meets no flow or goes to
+//! What a packet costs differs by a factor of some sixty: a short one that meets its flow takes about 0.1 µs, one of 64 KiB 7 µs, one that meets no flow or goes to
 //! many ports more. So the rate is not one of packets or of bytes but of both together ([`units`]): then what a guest sends may change, and what that costs
 //! changes little. What is left is found by looking: the rate follows from what was spent at the last one, so the law has to know neither the machine nor the
 //! guest, and a cost per packet that rises when packets are fewer, because there are fewer in a burst, is found in some more looks.
