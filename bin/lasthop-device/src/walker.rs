@@ -9,23 +9,20 @@
 //! *Order.* What control says is passed on in its order, and control takes a flow out of its table before it says that it is to go. So a flow found in a walk is put
 //! before the word that it is to go, or not at all.
 //!
-//! *Bounds.* Of each side 64 messages are taken in a turn. While there is no room for what one side has said nothing more is taken from it, so
-//! nothing gathers here. What control writes into the table is checked where it is read ([`Table::walk`]), and by the data plane like all that
-//! control says.
+//! What control writes into the table is checked where it is read ([`Table::walk`]), and by the data plane like all that control says. How much waits here is
+//! bounded by [`Relay`].
 
 use lasthop_ipc::{
-    Channel, ChannelError, ControlEnd, FromControl, SupervisorToSwitch, SwitchEnd, SwitchToSupervisor, ToControl,
-    UpcallPacket,
+    Channel, ChannelError, FromControl, SupervisorToSwitch, SwitchToSupervisor, ToControl, UpcallPacket,
 };
 use lasthop_larger_table::{Found, Marks, Table, Walks};
+use lasthop_relay::{Relay, Station};
 use lasthop_sys::{Beat, Epoll, Trigger};
 use lasthop_types::{Level, LogLine, PortId};
 use std::collections::{HashSet, VecDeque};
 use std::os::fd::OwnedFd;
 use std::time::Instant;
 
-/// Messages taken from one side in a turn.
-const BURST: usize = 64;
 /// Descriptors by which the data plane and control are joined: rings to either, the table, and its marks.
 const JOINS: usize = 4;
 
@@ -64,7 +61,7 @@ impl Walker {
                     SUPERVISOR if !self.hear_supervisor()? => return Ok(()),
                     SUPERVISOR => {}
                     end => {
-                        let woken = self.between.as_mut().map(|between| between.woken(end));
+                        let woken = self.between.as_mut().map(|between| between.relay.woken(end == SWITCH));
                         self.judge(woken.unwrap_or(Ok(())));
                     }
                 }
@@ -85,8 +82,8 @@ impl Walker {
     fn judge(&mut self, result: Result<(), ChannelError>) {
         let Err(error) = result else { return };
         if let Some(between) = self.between.take() {
-            let _ = self.epoll.delete(&between.switch);
-            let _ = self.epoll.delete(&between.control);
+            let _ = self.epoll.delete(&between.relay.switch);
+            let _ = self.epoll.delete(&between.relay.control);
         }
         if !matches!(error, ChannelError::Closed) {
             let _ = self.supervisor.send(&SwitchToSupervisor::ControlBroke(error.to_string()), None);
@@ -118,8 +115,8 @@ impl Walker {
         let table = Table::map(table).and_then(|table| Ok((table, Marks::map(marks)?)));
         let table = table.map_err(|e| self.say(format!("the larger table is not walked: {e}"))).ok();
         let between = Between::new(switch, control, table)?;
-        self.epoll.add(&between.switch, SWITCH, Trigger::Level)?;
-        self.epoll.add(&between.control, CONTROL, Trigger::Level)?;
+        self.epoll.add(&between.relay.switch, SWITCH, Trigger::Level)?;
+        self.epoll.add(&between.relay.control, CONTROL, Trigger::Level)?;
         self.between = Some(between);
         Ok(())
     }
@@ -133,56 +130,43 @@ impl Walker {
 /// What is between the data plane and control.
 #[derive(Debug)]
 struct Between {
-    switch: ControlEnd,
-    control: SwitchEnd,
-    table: Option<(Table, Marks)>,
-    /// To control, for which there is no room yet.
-    up: Option<ToControl>,
-    /// To the data plane: two messages at most.
-    down: VecDeque<FromControl>,
-    /// Flows that were put in this turn.
-    put: HashSet<u32>,
+    relay: Relay,
+    walk: Walk,
 }
 
 impl Between {
     fn new(switch: OwnedFd, control: OwnedFd, table: Option<(Table, Marks)>) -> Result<Self, ChannelError> {
-        let (switch, control) = (ControlEnd::new(switch)?, SwitchEnd::new(control)?);
-        Ok(Self { switch, control, table, up: None, down: VecDeque::new(), put: HashSet::new() })
-    }
-
-    /// One end's socket is readable.
-    fn woken(&mut self, token: u64) -> Result<(), ChannelError> {
-        let woken = if token == SWITCH { self.switch.woken() } else { self.control.woken() };
-        would_block(woken).map(drop)
+        Ok(Self { relay: Relay::new(switch, control)?, walk: Walk { table, put: HashSet::new() } })
     }
 
     /// Passes on some of what either side has said; whether there is nothing more, or no room for it.
     fn turn(&mut self) -> Result<bool, ChannelError> {
-        self.put.clear();
-        for _ in 0..BURST {
-            if !self.sends_down()? {
-                break;
-            }
-            let Some(message) = would_block(self.control.recv())? else { break };
-            self.down.push_back(message);
-        }
-        for _ in 0..BURST {
-            if !self.sends_down()? || !self.sends_up()? {
-                break;
-            }
-            let Some(message) = would_block(self.switch.recv())? else { break };
-            self.passes_up(message);
-        }
-        let (down, up) = (self.sends_down()?, self.sends_up()?);
-        self.switch.flush()?;
-        self.control.flush()?;
-        // Where there is no room the other side wakes us when there is.
-        let control_rests = !down || self.control.rest()?;
-        Ok(control_rests && (!down || !up || self.switch.rest()?))
+        self.walk.put.clear();
+        self.relay.turn(&mut self.walk)
+    }
+}
+
+/// Who looks into the larger table.
+#[derive(Debug)]
+struct Walk {
+    table: Option<(Table, Marks)>,
+    /// Flows that were put in this turn.
+    put: HashSet<u32>,
+}
+
+impl Station for Walk {
+    type Broken = ChannelError;
+
+    fn goes_down(&mut self, _: &FromControl) -> Result<(), ChannelError> {
+        Ok(())
     }
 
     /// Answers a miss if the table has its flow; else it goes to control, and so does all else.
-    fn passes_up(&mut self, message: ToControl) {
+    fn comes_up(
+        &mut self,
+        message: ToControl,
+        down: &mut VecDeque<FromControl>,
+    ) -> Result<Option<ToControl>, ChannelError> {
         if let ToControl::Upcall(UpcallPacket { id, copy: None, key, .. }) = &message
             && let Some((table, marks)) = &self.table
         {
@@ -196,46 +180,12 @@ impl Between {
             marks.count(&walk, found);
             if let Some((_, flow)) = flow {
                 let actions = flow.actions.clone();
-                self.down.extend(is_new.then_some(FromControl::PutFlow(flow)));
-                self.down.push_back(FromControl::Resume { id: *id, actions });
-                return;
+                down.extend(is_new.then_some(FromControl::PutFlow(flow)));
+                down.push_back(FromControl::Resume { id: *id, actions });
+                return Ok(None);
             }
         }
-        self.up = Some(message);
-    }
-
-    /// Sends what waits for the data plane, if there is room for all of it.
-    fn sends_down(&mut self) -> Result<bool, ChannelError> {
-        while let Some(message) = self.down.front() {
-            match self.switch.send(message) {
-                Err(ChannelError::WouldBlock) => return Ok(false),
-                // It was short enough for one ring, so it is for the other.
-                result => result?,
-            }
-            self.down.pop_front();
-        }
-        Ok(true)
-    }
-
-    fn sends_up(&mut self) -> Result<bool, ChannelError> {
-        let Some(message) = &self.up else { return Ok(true) };
-        match self.control.send(message) {
-            Err(ChannelError::WouldBlock) => Ok(false),
-            result => {
-                result?;
-                self.up = None;
-                Ok(true)
-            }
-        }
-    }
-}
-
-/// What has come, if something has.
-fn would_block<T>(result: Result<T, ChannelError>) -> Result<Option<T>, ChannelError> {
-    match result {
-        Ok(value) => Ok(Some(value)),
-        Err(ChannelError::WouldBlock) => Ok(None),
-        Err(error) => Err(error),
+        Ok(Some(message))
     }
 }
 

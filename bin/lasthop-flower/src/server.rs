@@ -1,9 +1,10 @@
 //! The event loop.
 
-use crate::between::{Between, Broken};
-use lasthop_ipc::{Channel, ChannelError};
+use crate::between::{self, Broken};
+use lasthop_ipc::{Channel, ChannelError, FromControl};
 use lasthop_management_ipc::{OffloadFigures, OffloadToSupervisor, SupervisorToOffload};
 use lasthop_offload::{Beside, Device, Figures, Flower, Lost, Why};
+use lasthop_relay::Relay;
 use lasthop_sys::{Beat, Epoll, Trigger};
 use lasthop_tc::{Netlink, Policy};
 use lasthop_types::PortId;
@@ -25,7 +26,7 @@ pub type Supervisor = Channel<OffloadToSupervisor, SupervisorToOffload>;
 pub struct Server {
     epoll: Epoll,
     beside: Beside<Flower>,
-    between: Option<Between>,
+    between: Option<Relay>,
     /// Of the next join, the first end.
     given: Option<OwnedFd>,
     /// Which join that is, or was.
@@ -75,7 +76,7 @@ impl Server {
     /// Passes on what there is; whether that is all.
     fn turn(&mut self, supervisor: &mut Supervisor) -> Result<bool, Box<dyn Error>> {
         let Some(between) = &mut self.between else { return Ok(true) };
-        let turn = between.turn(&mut self.beside);
+        let turn = between::turn(between, &mut self.beside);
         let rests = *turn.as_ref().unwrap_or(&true);
         self.judge(turn.map(drop), supervisor)?;
         Ok(rests)
@@ -148,7 +149,8 @@ impl Server {
                 && let Some(between) = &mut self.between
             {
                 self.beside.forget()?;
-                between.clear_flows();
+                // All flows are judged anew, as more of them may be elsewhere now.
+                between.say(FromControl::ClearFlows);
             }
         }
         Ok(())
@@ -156,7 +158,7 @@ impl Server {
 
     fn join(&mut self, switch: OwnedFd, control: OwnedFd) -> Result<(), Broken> {
         self.part()?;
-        let between = Between::new(switch, control)?;
+        let between = between::join(switch, control)?;
         let watch =
             |end: &dyn AsFd, token| self.epoll.add(end.as_fd(), token, Trigger::Level).map_err(ChannelError::from);
         watch(&between.switch, SWITCH)?;

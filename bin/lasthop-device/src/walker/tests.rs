@@ -3,7 +3,7 @@
 use super::*;
 use lasthop_flow::{Action, FlowSpec};
 use lasthop_frame::{FlowKey, FlowMask};
-use lasthop_ipc::{DatapathRequest, ring_pair};
+use lasthop_ipc::{ControlEnd, DatapathRequest, SwitchEnd, ring_pair};
 use lasthop_larger_table::{MARKS_BYTES, TABLE_BYTES, Writer};
 use lasthop_sys::{SharedWords, receive_with_fds, sealed_memfd};
 use rustix::net::{RecvFlags, SendFlags, send};
@@ -127,7 +127,7 @@ fn full_rings_lose_nothing() {
         said += u64::from(rig.control.send(&message).is_ok());
         let (_, _) = (rig.switch.flush(), rig.control.flush());
         rig.between.turn().unwrap();
-        assert!(rig.between.down.len() <= 2);
+        assert!(rig.between.relay.waiting() <= 2);
         if turn % 2000 == 1999 {
             heard.extend(rig.at_switch());
             told.extend(rig.at_control());
@@ -152,7 +152,7 @@ fn full_rings_lose_nothing() {
 fn who_closes_one_end_closes_the_other() {
     let Rig { switch, control, mut between, .. } = Rig::new();
     drop(control);
-    assert!(matches!(between.woken(CONTROL), Err(ChannelError::Closed)));
+    assert!(matches!(between.relay.woken(false), Err(ChannelError::Closed)));
     drop(between);
     let mut switch = switch;
     assert!(matches!(switch.woken(), Err(ChannelError::Closed)));
