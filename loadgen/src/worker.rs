@@ -477,6 +477,10 @@ impl Worker {
                     times.saturating_record(arrived.saturating_sub(probe.stamp).max(1));
                     continue;
                 }
+                // Its station behind the switch is not known yet, so the packet went to everybody: no answer of that station.
+                if self.settings.pattern == Pattern::Reflect && probe.source != self.cards[i].port.number {
+                    continue;
+                }
                 if self.settings.pattern.echoes() && !probe.back {
                     self.send_back(i, queue, addr, len, &mut head[VNET..got])?;
                     continue;

@@ -173,6 +173,44 @@ fn what_a_station_behind_the_switch_sends_back_arrives_whole() {
     expect_whole("reflected", &report);
 }
 
+/// The first packets to a station that nobody knows yet reach the other guests as well. Those are no answers to anybody.
+#[test]
+fn what_is_flooded_to_others_lets_nobody_send_more() {
+    let dir = scratch();
+    let (ports, sockets) = ports(3, dir.path());
+    let mirror = Port::listen("mirror", dir.path());
+    let settings = Settings { window: Some(1), rate: None, ..modest(sockets, Pattern::Reflect) };
+    let listening = load::listen(&settings).unwrap();
+    let _lasthop = Lasthop::start(&[ports.as_slice(), std::slice::from_ref(&mirror)].concat());
+    let mut station = Guest::connect(&mirror.socket, MacAddr([2, 0, 0, 0, 0, 0x99]), Options::default());
+    let stop = AtomicBool::new(false);
+    let (report, most) = std::thread::scope(|scope| {
+        let most = scope.spawn(|| {
+            let (mut held, mut most) = (Vec::<Vec<u8>>::new(), 0);
+            while !stop.load(Ordering::Relaxed) {
+                if let Some((_, frame)) = station.recv_within(Duration::from_millis(10)) {
+                    held.extend((frame[0] & 1 == 0).then_some(frame));
+                    continue;
+                }
+                for mut frame in held.split_off(0) {
+                    most = most.max(1 + held.iter().filter(|other| other[..6] == frame[6..12]).count());
+                    let (to, from) = frame[..12].split_at_mut(6);
+                    to.swap_with_slice(from);
+                    station.send(&frame);
+                    held.push(frame);
+                }
+                held.clear();
+            }
+            most
+        });
+        let report = load::run(&settings, &listening, &|| Ok(()), &mut ());
+        stop.store(true, Ordering::Relaxed);
+        (report.unwrap(), most.join().unwrap())
+    });
+    assert!(report.received > 20, "{report:?}");
+    assert_eq!(most, 1, "packets of one guest on their way at the same time");
+}
+
 #[test]
 fn packets_that_go_round_are_all_there_at_the_end() {
     let dir = scratch();
