@@ -7,7 +7,10 @@ use crate::client::{CliError, Instance, collect, running};
 use crate::list::all_ports;
 use crate::run::{DEVICES_DIR, FAR_SOCKET, HOST_SOCKET};
 use crate::table::{Align, Table};
-use lasthop_api::{BusBytes, BusModel, DeviceBus, DeviceDma, DeviceTable, DeviceWalk, Port, SwitchProxy, SwitchStats};
+use lasthop_api::{
+    BusBytes, BusModel, DeviceBus, DeviceDma, DeviceTable, DeviceWalk, Port, SwitchProxy, SwitchStats, Uplink,
+    UplinkList,
+};
 use lasthop_text::counted;
 use serde::Serialize;
 use std::ffi::OsStr;
@@ -65,7 +68,30 @@ struct Figures {
     flows: u64,
     /// Packets that met no rule.
     misses: u64,
+    /// Its uplinks: that of `wire=`, and those that were added.
+    wires: Vec<Wire>,
     table: DeviceTable,
+}
+
+/// An uplink of a device's own.
+#[derive(Debug, Serialize)]
+struct Wire {
+    name: String,
+    interface: String,
+    driver: Option<String>,
+    state: String,
+}
+
+impl Wire {
+    fn of(Uplink { name, device, driver, state, .. }: Uplink) -> Self {
+        Self { name, interface: device, driver, state }
+    }
+
+    /// Its interface, and how it is unless it is up.
+    fn text(&self) -> String {
+        let state = Some(&self.state).filter(|state| *state != "up");
+        state.map_or_else(|| self.interface.clone(), |state| format!("{} ({state})", self.interface))
+    }
 }
 
 impl Figures {
@@ -75,8 +101,14 @@ impl Figures {
         let rules_used = instance.ask(async |c| collect(c.flow_list().await, |page| page.flows).await)?.len();
         let SwitchStats { switch_connected, flows, misses, device, .. } = instance.ask(async |c| c.stats().await)?;
         let table = device.ok_or_else(|| CliError::new("it is no device"))?;
-        Ok(Self { connected: switch_connected, ports, rules_used, flows, misses, table })
+        let wires = uplinks(instance.ask(async |c| c.uplink_list().await)?).map(Wire::of).collect();
+        Ok(Self { connected: switch_connected, ports, rules_used, flows, misses, wires, table })
     }
+}
+
+/// Those of a list that are no guests.
+fn uplinks(list: UplinkList) -> impl Iterator<Item = Uplink> {
+    list.uplinks.into_iter().filter(|uplink| !uplink.guest)
 }
 
 pub fn device(command: &DeviceCommand) -> Result<String, CliError> {
@@ -114,6 +146,8 @@ pub struct Found {
     pub away: Option<String>,
     /// What it has counted, if it was asked and has answered.
     pub stats: Option<SwitchStats>,
+    /// Its uplinks, if it was asked and has answered.
+    pub wires: Vec<Uplink>,
     /// The process of its cable, if it was looked for and is there.
     pub cable: Option<CableProcess>,
 }
@@ -157,8 +191,13 @@ fn parent_and_stopped(status: &str) -> Option<(u32, bool)> {
 impl Found {
     fn ask(&mut self, run_dir: &Path, patience: Duration) {
         let instance = Instance::connect(&dir_of(run_dir, &self.name));
-        match instance.and_then(|mut instance| instance.ask_within(patience, async |c| c.stats().await)) {
-            Ok(stats) => self.stats = Some(stats),
+        let asked = instance.and_then(|mut it| Ok((it.ask_within(patience, async |c| c.stats().await)?, it)));
+        match asked {
+            Ok((stats, mut instance)) => {
+                self.stats = Some(stats);
+                let list = instance.ask_within(patience, async |c| c.uplink_list().await).unwrap_or_default();
+                self.wires = uplinks(list).collect();
+            }
             Err(e) => self.away = Some(e.to_string()),
         }
     }
@@ -215,6 +254,7 @@ fn render(devices: &[Device]) -> String {
     let mut table = Table::new(&[
         ("NAME", Align::Left),
         ("STATE", Align::Left),
+        ("WIRE", Align::Left),
         right("PORTS"),
         right("RULES"),
         right("OF"),
@@ -226,6 +266,8 @@ fn render(devices: &[Device]) -> String {
         right("WHOLE"),
     ]);
     for device in devices {
+        let wires = |f: &Figures| f.wires.iter().map(Wire::text).collect::<Vec<_>>().join(", ");
+        let wires = device.figures.as_ref().map(wires).filter(|wires| !wires.is_empty()).unwrap_or_else(|| "-".into());
         let (state, numbers) = match &device.figures {
             None => ("away", vec!["-".to_owned(); 9]),
             Some(f) => {
@@ -235,7 +277,7 @@ fn render(devices: &[Device]) -> String {
                 (if f.connected { "up" } else { "starting" }, numbers.map(|n| n.to_string()).chain(bytes).collect())
             }
         };
-        table.row([device.name.clone(), state.into()].into_iter().chain(numbers).collect());
+        table.row([device.name.clone(), state.into(), wires].into_iter().chain(numbers).collect());
     }
     table.render()
 }

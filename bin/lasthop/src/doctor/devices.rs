@@ -1,7 +1,9 @@
-//! Devices of `lasthop run --device`: whether each answers, whether its DMA engine runs, and whether they and the host reach each other.
+//! Devices of `lasthop run --device`: whether each answers, whether its DMA engine runs, whether its wire carries frames, and whether they and the host reach
+//! each other.
 
 use super::facts::{Facts, Rise, Seen, setting};
 use super::finding::Finding;
+use super::interface;
 use crate::device::{CableProcess, Found};
 use lasthop_api::{DeviceDma, Port};
 
@@ -14,7 +16,17 @@ pub fn findings(facts: &Facts<'_>) -> Vec<Finding> {
         facts.now.devices.iter().filter_map(|device| hangs(Some(&device.name), device.table()?.dma.as_ref()?));
     // This lasthop may be a device's own.
     let own = facts.now.switch.device.as_ref().and_then(|table| hangs(None, table.dma.as_ref()?));
-    cut_off.chain(engines).chain(own).collect()
+    cut_off.chain(engines).chain(own).chain(wires(facts)).collect()
+}
+
+/// An uplink of a device's own is in trouble. What to do is the same as for one of the host's.
+fn wires<'a>(facts: &'a Facts<'_>) -> impl Iterator<Item = Finding> + 'a {
+    let of_each = |device: &'a Found| device.wires.iter().map(move |wire| (&device.name, wire));
+    facts.now.devices.iter().flat_map(of_each).filter_map(|(device, wire)| {
+        let Finding { what, evidence, remedy, command, .. } = interface::link(wire)?;
+        let what = format!("{} of device {device}: {what}", wire.name);
+        Some(Finding { evidence, remedy, command, ..Finding::at(device, "device-wire", what) })
+    })
 }
 
 /// Its DMA engine was given up.
@@ -113,7 +125,7 @@ fn cut_off(facts: &Facts<'_>, device: &str) -> Option<Finding> {
 mod tests {
     use super::super::facts::testutil::*;
     use super::*;
-    use lasthop_api::DeviceTable;
+    use lasthop_api::{DeviceTable, Uplink};
 
     #[test]
     fn a_device_that_is_cut_off_is_found() {
@@ -163,6 +175,27 @@ mod tests {
             [("dma-hangs", Some("nic0")), ("dma-hangs", None)]
         );
         assert_eq!(&*found[0].evidence[0], "it hung in 1 copy, whose receivers' ports broke");
+    }
+
+    #[test]
+    fn a_wire_that_carries_nothing_is_found() {
+        let found = |link: &str, state: &str| {
+            let uplink = Uplink { name: "wire".into(), device: "eth1".into(), ..Uplink::default() };
+            let wire = Uplink { link: link.into(), state: state.into(), ..uplink };
+            let mut now = seen(&[up("a")]);
+            now.devices = vec![Found { name: "nic0".into(), wires: vec![wire], ..Found::default() }];
+            findings(&facts(&now, &now))
+        };
+        assert_eq!(found("up", "up"), []);
+        assert_eq!(found("up", "starting"), [], "it may be just being started");
+        let [down] = &found("down", "down")[..] else { panic!("one") };
+        assert_eq!((down.kind, down.port.as_deref()), ("device-wire", Some("nic0")));
+        assert_eq!(
+            (&*down.what, down.command.as_deref()),
+            ("wire of device nic0: eth1 is set down", Some("ip link set eth1 up"))
+        );
+        let [missing] = &found("missing", "waiting")[..] else { panic!("one") };
+        assert!(missing.what.ends_with("there is no interface eth1") && !missing.evidence.is_empty());
     }
 
     #[test]

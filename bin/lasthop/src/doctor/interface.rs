@@ -98,7 +98,7 @@ fn of_interface(facts: &Facts<'_>, interface: &Uplink) -> Vec<Finding> {
 }
 
 /// The cable, and whether the interface is there at all.
-fn link(interface: &Uplink) -> Option<Finding> {
+pub fn link(interface: &Uplink) -> Option<Finding> {
     let Uplink { name, device, link, .. } = interface;
     let state = format!("state {}, link {link}", interface.state);
     Some(match link.as_str() {

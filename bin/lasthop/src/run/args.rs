@@ -1,6 +1,7 @@
 //! Arguments of `lasthop run`.
 
-use super::dma;
+mod device;
+
 use super::engines::Engines;
 use super::open_vswitch::{Decides, is_interface};
 use super::owner::FileOwner;
@@ -8,6 +9,8 @@ use super::settings_text::take_settings;
 use super::store::SavedUplink;
 use crate::size::Size;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
+use device::parse_device;
+pub use device::{DeviceArg, WIRE};
 use lasthop_api::Bus;
 use lasthop_ipc::SwitchSettings;
 use lasthop_log::Format;
@@ -64,9 +67,10 @@ pub struct RunArgs {
     /// engines=2-3 or engines=2:4 [default: helpers, as without a device]. walk=on: where no rule matches, it looks
     /// for a flow in the table of all flows, in memory of the host, before it asks control. dma=on: a DMA engine, which here is a thread of its
     /// own, copies pieces of memory longer than dma-threshold bytes [default: 128] from port to port. bus=pcie3x8 (pcie1 to pcie5, x1 to x16): `lasthop device stats` says what
-    /// its bytes come to on such a bus. cable=off: its ports and those of this lasthop do not reach each
+    /// its bytes come to on such a bus. wire=INTERFACE[:OPTION]: an uplink of its own, of the name "wire"; options are those of --uplink,
+    /// with ':' between them, like wire=eth1:af_xdp:queues=2. cable=off: its ports and those of this lasthop do not reach each
     /// other; without, there is a cable between the port NAME here and the port "host" there. See `lasthop device list`. May be repeated
-    #[arg(long = "device", value_name = "NAME[,rules=N][,engines=LIST][,walk=on][,dma=on][,dma-threshold=BYTES][,bus=BUS][,cable=off]", value_parser = parse_device)]
+    #[arg(long = "device", value_name = "NAME[,rules=N][,engines=LIST][,walk=on][,dma=on][,dma-threshold=BYTES][,bus=BUS][,wire=INTERFACE][,cable=off]", value_parser = parse_device)]
     pub devices: Vec<DeviceArg>,
     /// An uplink: a port that is a network interface of this host. Drivers: tap, af_packet, af_xdp, tc (a representor); with driver=tap a TAP device
     /// that does not exist is made. Without: tap if it is a TAP device, else af_packet.
@@ -129,6 +133,9 @@ pub struct RunArgs {
     /// This is a device whose DMA engine copies what is longer than so many bytes
     #[arg(long, value_name = "BYTES", hide = true, requires = "device_rules")]
     pub device_dma: Option<usize>,
+    /// This is a device that has run before: an interface that is missing now is waited for
+    #[arg(long, hide = true, requires = "device_rules")]
+    pub device_again: bool,
     /// This is a device that would be behind such a bus
     #[arg(long, value_name = "BUS", hide = true, requires = "device_rules")]
     pub device_bus: Option<Bus>,
@@ -317,66 +324,6 @@ pub struct UplinkArg {
     pub spec: SavedUplink,
     /// What it is told; checked.
     pub settings: Settings,
-}
-
-/// One `--device`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DeviceArg {
-    /// Name; checked.
-    pub name: String,
-    /// Places of its table of rules.
-    pub rules: usize,
-    /// CPUs that its engines have for themselves, if any.
-    pub engines: Option<CpuList>,
-    /// Whether its ports and those of the host reach each other.
-    pub cable: bool,
-    /// Whether it walks control's table of all flows before it asks control.
-    pub walk: bool,
-    /// Whether a DMA engine copies for it.
-    pub dma: bool,
-    /// Copies of up to so many bytes are not that engine's.
-    pub dma_threshold: usize,
-    /// The bus that it would be behind, if one is named.
-    pub bus: Option<Bus>,
-}
-
-/// What a TCAM of a card may have.
-const RULES: std::ops::RangeInclusive<usize> = 16..=65_536;
-
-fn parse_device(text: &str) -> Result<DeviceArg, String> {
-    let mut words = text.split(',');
-    let name = words.next().unwrap_or_default();
-    check_name(name)?;
-    let (walk, dma, dma_threshold) = (false, false, dma::THRESHOLD);
-    let mut device =
-        DeviceArg { name: name.into(), rules: 1024, engines: None, cable: true, walk, dma, dma_threshold, bus: None };
-    for word in words {
-        match word.split_once('=') {
-            Some(("rules", n)) => {
-                let rules = n.parse().ok().filter(|n| RULES.contains(n));
-                device.rules = rules
-                    .ok_or_else(|| format!("{word}: no number of rules; use {} to {}", RULES.start(), RULES.end()))?;
-            }
-            Some(("engines", list)) => {
-                // A comma ends a value on the command line.
-                let list = list.replace(':', ",").parse().map_err(|e: ParseCpusError| format!("{word}: {e}"))?;
-                device.engines = Some(list);
-            }
-            Some(("cable", "off")) => device.cable = false,
-            Some(("walk", "on")) => device.walk = true,
-            Some(("walk", "off")) => device.walk = false,
-            Some(("dma", engine)) => device.dma = dma::is_wanted(engine)?,
-            Some(("bus", bus)) => device.bus = Some(bus.parse()?),
-            Some(("dma-threshold", bytes)) => device.dma_threshold = dma::threshold(bytes)?,
-            _ => {
-                let hint = if word.starts_with(|c: char| c.is_ascii_digit()) { "write ':' between CPUs; " } else { "" };
-                return Err(format!(
-                    "unknown option {word:?}; {hint}there are rules=N, engines=LIST, walk=on, dma=on, dma-threshold=BYTES, bus=BUS and cable=off"
-                ));
-            }
-        }
-    }
-    Ok(device)
 }
 
 /// The right spelling, if a path looks like an interface whose `device:` was forgotten or misspelt. A socket of that name can

@@ -5,7 +5,7 @@
 //! Why so, and what it costs: `docs/decisions/device.md`.
 
 use super::RunError::{self, Failed, Usage};
-use super::args::{DeviceArg, PortArg, RunArgs};
+use super::args::{DeviceArg, PortArg, RunArgs, WIRE};
 use super::backoff::Backoff;
 use super::cable::{Cable, CableState, FAR_PORT};
 use super::engines::allowed_cpus;
@@ -56,6 +56,8 @@ pub struct Device {
     cable: Option<Cable>,
     /// CPUs on which it was told to poll.
     engines: CpuList,
+    /// The interface of this host that is its wire, if it has one.
+    wire: Option<String>,
 }
 
 #[derive(Debug)]
@@ -102,6 +104,9 @@ pub fn wanted(args: &RunArgs, cpus: Option<&CpuList>) -> Result<Vec<Device>, Run
             return Err(Usage(format!(
                 "--port {FAR_PORT}: that is device {name}'s end of its cable; choose another name, or write --device {name},cable=off"
             )));
+        }
+        if device.wire.is_some() && port.name == WIRE {
+            return Err(Usage(format!("--port {WIRE}: that is device {name}'s wire; choose another name")));
         }
         device.arguments.extend(["--port".into(), argument.into()]);
     }
@@ -153,6 +158,10 @@ impl Device {
         add("--state-dir", below(&args.state_dir));
         add("--device-rules", arg.rules.to_string().into());
         add("--watchdog", args.watchdog.to_string().into());
+        if let Some((_, argument)) = &arg.wire {
+            add("--uplink", argument.into());
+            add("--uplink-limit-ms", args.uplink_limit_ms.to_string().into());
+        }
         add("--connections", args.connections.to_string().into());
         for (option, value) in args.for_device(arg.engines.is_some()) {
             add(option, value.into());
@@ -186,7 +195,17 @@ impl Device {
         let backoff = Backoff::new(Duration::from_millis(10), Duration::from_secs(1));
         let (name, start_at, cable) = (arg.name.clone(), Instant::now(), cable.transpose()?);
         let engines = arg.engines.clone().unwrap_or_default();
-        Ok(Self { name, program, arguments, running: None, start_at, backoff, failed_starts: 0, cable, engines })
+        let wire = arg.wire.as_ref().map(|(uplink, _)| uplink.device.clone());
+        Ok(Self { name, program, arguments, running: None, start_at, backoff, failed_starts: 0, cable, engines, wire })
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The interface of this host that it has for itself.
+    pub fn wire(&self) -> Option<&str> {
+        self.wire.as_deref()
     }
 
     /// Whether its ports can be used, or could be before it was last started again.
@@ -194,9 +213,15 @@ impl Device {
         self.running.as_ref().is_some_and(|running| running.ready)
     }
 
-    fn start(&mut self, epoll: &Epoll, token: u64) -> io::Result<()> {
+    /// `again`: it was ready before. What it can do without, for a while, it is to wait for.
+    fn start(&mut self, epoll: &Epoll, token: u64, again: bool) -> io::Result<()> {
         let mut command = Command::new(&self.program);
-        command.args(&self.arguments).process_group(0).stdin(Stdio::null()).stdout(Stdio::piped());
+        command
+            .args(&self.arguments)
+            .args(again.then_some("--device-again"))
+            .process_group(0)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped());
         // A service manager waits for us, not for it.
         for of_service in ["NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"] {
             command.env_remove(of_service);
@@ -328,7 +353,7 @@ impl Supervisor {
             if device.running.is_some() || device.start_at > now {
                 continue;
             }
-            if let Err(e) = device.start(&self.epoll, token) {
+            if let Err(e) = device.start(&self.epoll, token, self.announced) {
                 let what = format!("device {}: {}: {e}", device.name, device.program.display());
                 if !self.announced {
                     return Err(Failed(what));

@@ -25,6 +25,7 @@
 //! | `sessions` | the ports' session processes, which speak vhost-user |
 //! | `engines` | which CPUs do ports' work, changed while it is done |
 //! | `devices` | switches with a small table of their own, each a `lasthop run` below this one |
+//! | `wires` | interfaces of this host that devices have for themselves |
 //! | `cable` | what joins a device's ports to the host's: one process |
 //! | `driver` | one process of an uplink: what it was given, whether it lives |
 //! | `uplink` | one uplink: its processes, the device that they share, its connection to the switch |
@@ -108,6 +109,7 @@ mod uplinks;
 mod walk;
 mod watchdog;
 mod weights;
+mod wires;
 
 pub use args::{PortArg, RunArgs, check_uplink, driver, meant_device, new_name, nice, queues, vlan_list};
 pub use devices::{DEVICES_DIR, FAR_SOCKET, HOST_SOCKET};

@@ -9,7 +9,7 @@ use super::served::{Served, Serves};
 use super::settings_text::changed;
 use super::socket::{self, Access, Listener};
 use super::store::{Saved, SavedPort, SavedUplink, Store};
-use super::{RunError, RunError::Failed, RunError::Usage};
+use super::{RunError, RunError::Failed, RunError::Usage, wires};
 use lasthop_api::{Bus, READ_SOCKET_NAME, SOCKET_NAME};
 use lasthop_ipc::{MAX_MESSAGE, SwitchSettings};
 use lasthop_management_ipc::Settings;
@@ -76,6 +76,8 @@ pub struct Setup {
     pub uplink_limit: Duration,
     /// Within which it is found out that the switch or control hangs, if it is to be.
     pub watchdog: Option<Duration>,
+    /// Whether uplinks of the command line that cannot be used are waited for, as remembered ones are.
+    pub patient: bool,
     /// Whether to look for uplinks on one segment.
     pub uplink_probe: bool,
     /// Sockets whose clients the process that decides serves: of the local API, the same for those who may only read, if there are any, and Open
@@ -147,10 +149,9 @@ impl Setup {
         let (engines, other_engines) = EnginesOfRun::found(args, engines, &store, &devices_wanted, &allowed)?;
         let (also_saved, saved) = reconcile(&ports, saved).map_err(Failed)?;
         let (uplinks, saved_uplinks) = reconcile_uplinks(&ports, &saved, &devices, saved_uplinks)?;
+        wires::check(args, devices.iter().chain(&saved_uplinks))?;
         let run_dir = std::path::absolute(&args.run_dir).unwrap_or_else(|_| args.run_dir.clone());
-        let group = args.read_group.as_deref().map(read_group).transpose()?;
-        let api = listen(&run_dir, SOCKET_NAME, None)?;
-        let read_api = group.map(|group| listen(&run_dir, READ_SOCKET_NAME, Some(group))).transpose()?;
+        let (api, read_api) = api_sockets(args, &run_dir)?;
         let settings = with_given(settings, &given.settings());
         let told = Told { lists: &lists, mirrors: &mirrors, settings: &settings, ports: &ports };
         let mut ovs = OpenVswitch::wanted(is_ovs, &run_dir, &told, devices.iter().chain(&saved_uplinks))?;
@@ -175,6 +176,7 @@ impl Setup {
             uplink,
             uplink_limit: Duration::from_millis(args.uplink_limit_ms),
             watchdog: args.watchdog.0,
+            patient: args.device_again,
             uplink_probe: !args.no_uplink_probe,
             store,
             ports,
@@ -193,17 +195,23 @@ impl Setup {
 }
 
 /// In the order of what `open_vswitch::control` names.
-fn in_order(
-    api: (ApiSocket, Listener),
-    readers: Option<(ApiSocket, Listener)>,
-    ovs: Option<&mut OpenVswitch>,
-) -> Vec<Served> {
+fn in_order(api: Bound, readers: Option<Bound>, ovs: Option<&mut OpenVswitch>) -> Vec<Served> {
     let api = std::iter::once(Served::new(api, Serves::Owners));
     let readers = readers.map(|socket| Served::new(socket, Serves::Readers));
     api.chain(readers).chain(ovs.and_then(|ovs| ovs.socket.take())).collect()
 }
 
-fn listen(run_dir: &Path, name: &str, group: Option<(String, u32)>) -> Result<(ApiSocket, Listener), RunError> {
+type Bound = (ApiSocket, Listener);
+
+/// That of the local API, and the same for those who may only read, if there are any.
+fn api_sockets(args: &RunArgs, run_dir: &Path) -> Result<(Bound, Option<Bound>), RunError> {
+    let group = args.read_group.as_deref().map(read_group).transpose()?;
+    let api = listen(run_dir, SOCKET_NAME, None)?;
+    let readers = group.map(|group| listen(run_dir, READ_SOCKET_NAME, Some(group))).transpose()?;
+    Ok((api, readers))
+}
+
+fn listen(run_dir: &Path, name: &str, group: Option<(String, u32)>) -> Result<Bound, RunError> {
     let socket = ApiSocket { path: run_dir.join(name), group, datagrams: false };
     wait_for_the_one_before(&socket.path);
     let listener = socket.bind().map_err(Failed)?;
@@ -524,76 +532,4 @@ fn lock(dir: &Path, name: &str, option: &str, mode: u32, until: Instant) -> Resu
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn port(name: &str, path: &str) -> SavedPort {
-        SavedPort { name: name.into(), path: path.into(), client: false, tx_batch: None, owner: None }
-    }
-
-    #[test]
-    fn cpus_must_exist_and_be_allowed() {
-        let allowed = CpuList::allowed().unwrap();
-        assert_eq!(check_cpus("--cpus", &allowed.to_string(), &allowed), Ok(allowed.clone()));
-        let Err(Usage(text)) = check_cpus("--cpus", "1000", &allowed) else { panic!("CPU 1000 is not here") };
-        assert!(text.contains("1000") && text.contains(&format!("choose from {allowed}")), "{text}");
-        assert!(matches!(check_cpus("--cpus", "x", &allowed), Err(Usage(_))));
-    }
-
-    #[test]
-    fn names_and_paths_are_used_once() {
-        let there = [port("a", "/a"), port("b", "/b")];
-        assert_eq!(check_new(there.iter(), &port("c", "/c")), Ok(()));
-        for (new, word) in [
-            (port("a", "/c"), "another name"),
-            (port("c", "/b"), "port b"),
-            (port("c", "c"), "absolute"),
-            (port("c/", "/c"), "cannot be in"),
-            (port("c", &format!("/{}", "x".repeat(107))), "107"),
-        ] {
-            assert!(check_new(there.iter(), &new).unwrap_err().contains(word), "{new:?}");
-        }
-        let many: Vec<_> = (0..700).map(|i| port(&format!("{i:060}"), &format!("/{i:060}"))).collect();
-        let room = (0..many.len()).find(|&n| check_new(many[..n].iter(), &many[n]).is_err()).unwrap();
-        assert!((400..600).contains(&room), "{room}");
-    }
-
-    #[test]
-    fn the_command_line_and_the_remembered_ports_must_agree() {
-        let (twice, once) = reconcile(&[port("a", "/a")], vec![port("a", "/a"), port("b", "/b")]).unwrap();
-        assert_eq!((twice, once), (HashSet::from(["a".to_owned()]), vec![port("b", "/b")]));
-        let other = SavedPort { owner: Some("root:kvm".parse().unwrap()), ..port("a", "/other") };
-        let error = reconcile(&[port("a", "/a")], vec![other]).unwrap_err();
-        assert!(error.contains("says /a, and remembered is /other,owner=root:kvm"), "{error}");
-        assert!(reconcile(&[port("a", "/a")], vec![port("b", "/a")]).unwrap_err().contains("ports.json"));
-        assert!(reconcile(&[], vec![port("a", "/a"), port("a", "/b")]).is_err());
-    }
-
-    #[test]
-    fn what_stays_is_kept_apart_from_what_goes() {
-        let dir = tempfile::tempdir().unwrap();
-        let (run, state, link) = (dir.path().join("run"), dir.path().join("state"), dir.path().join("link"));
-        std::fs::create_dir(&run).unwrap();
-        std::fs::create_dir(&state).unwrap();
-        std::os::unix::fs::symlink(&run, &link).unwrap();
-        assert_eq!(check_apart(&run, &state), Ok(()));
-        for same in [&run, &link, &state.join("../run")] {
-            let Err(Usage(text)) = check_apart(&run, same) else { panic!("{} is the same", same.display()) };
-            assert!(text.contains("--run-dir and --state-dir are both"), "{text}");
-        }
-    }
-
-    #[test]
-    fn a_directory_is_locked_once() {
-        let dir = tempfile::tempdir().unwrap();
-        let held = lock(&dir.path().join("new/dir"), "lock", "--run-dir", 0o755, Instant::now()).unwrap();
-        let Err(Failed(text)) = lock(&dir.path().join("new/dir"), "lock", "--run-dir", 0o755, Instant::now()) else {
-            panic!("locked twice")
-        };
-        assert!(text.contains(&format!("(pid {})", std::process::id())), "{text}");
-        drop(held);
-        assert!(lock(&dir.path().join("new/dir"), "lock", "--run-dir", 0o755, Instant::now()).is_ok());
-        std::fs::write(dir.path().join("file"), "").unwrap();
-        assert!(lock(&dir.path().join("file/dir"), "lock", "--run-dir", 0o755, Instant::now()).is_err());
-    }
-}
+mod tests;

@@ -210,7 +210,7 @@ impl Supervisor {
         let boost = missing.boost();
         let [ports, saved_ports] = [&mut setup.ports, &mut setup.saved].map(std::mem::take);
         let (uplinks, saved_uplinks) = (std::mem::take(&mut setup.uplinks), std::mem::take(&mut setup.saved_uplinks));
-        let also_saved = std::mem::take(&mut setup.also_saved);
+        let (also_saved, patient) = (std::mem::take(&mut setup.also_saved), setup.patient);
         let mut supervisor = Self::assemble(setup, Outliving { journal, dma, monitor, missing, boost })?;
         for port in ports {
             let saved = also_saved.contains(&port.name);
@@ -227,7 +227,7 @@ impl Supervisor {
             }
             supervisor.insert(port);
         }
-        supervisor.make_uplinks(uplinks, saved_uplinks)?;
+        supervisor.make_uplinks(uplinks, saved_uplinks, patient)?;
         supervisor.warn_of_queues();
         Ok(supervisor)
     }

@@ -31,13 +31,18 @@ const CHANNELS: [u64; 2] = [2 << 32, 4 << 32];
 const PIDS: [u64; 2] = [3 << 32, 5 << 32];
 
 impl Supervisor {
-    /// Those of the command line must work; a remembered one that does not is tried again and again.
+    /// Those of the command line must work, unless we are patient; a remembered one that does not is tried again and again.
     pub(super) fn make_uplinks(
         &mut self,
         given: Vec<(SavedUplink, bool)>,
         saved: Vec<SavedUplink>,
+        patient: bool,
     ) -> Result<(), RunError> {
         for (spec, saved) in given {
+            if patient {
+                self.make_uplink(spec, saved, false);
+                continue;
+            }
             Claim::take(&spec.device).map_err(|why| Failed(format!("{} {}: {why}", spec.kind(), spec.name)))?;
             let id = self.make_uplink(spec, saved, true);
             self.uplinks_needed.insert(id.0);
@@ -314,6 +319,7 @@ impl Supervisor {
             self.check_minimums(&spec.name, &settings)?;
             self.check_queue_of(&spec.name, &settings)?;
             self.engines.now.check_engine(settings.engine)?;
+            self.check_no_wire(&spec.device)?;
             Claim::take(&spec.device)?;
             Ok((spec, settings))
         });

@@ -125,6 +125,32 @@ fn a_device_has_rules_and_perhaps_engines() {
     }
 }
 
+#[test]
+fn a_device_may_have_a_wire() {
+    let wire = |text: &str| parse_device(&format!("nic0,wire={text},cable=off")).map(|device| device.wire.unwrap());
+    assert_eq!(parse_device("nic0").unwrap().wire, None);
+    let (uplink, argument) = wire("eth1").unwrap();
+    assert_eq!((uplink.name.as_str(), uplink.device.as_str(), uplink.queues), (WIRE, "eth1", 1));
+    assert_eq!(argument, "wire=eth1");
+    let text = "eth1:af_xdp:queues=4:gro=off:vlans=untagged:10:20-30:nice=-5:rate-to=950M:256K";
+    let (uplink, argument) = wire(text).unwrap();
+    assert_eq!(argument, "wire=eth1,af_xdp,queues=4,gro=off,vlans=untagged:10:20-30,nice=-5,rate-to=950M:256K");
+    assert_eq!((uplink.driver.as_deref(), uplink.queues, uplink.nice), (Some("af_xdp"), 4, -5));
+    assert_eq!(parse_uplink_arg(&argument).map(|arg| (arg.spec, arg.settings.len())), Ok((uplink, 1)));
+    for (bad, wrong) in [
+        ("", "cannot be an interface"),
+        ("a-name-that-is-too-long", "cannot be an interface"),
+        ("eth1:vhost", "no driver \"vhost\""),
+        ("eth1:queues=17", "use 1 to 16"),
+        ("eth1:cable=off", "unknown option"),
+        ("eth1,wire=eth2", "one wire"),
+        ("eth1,af_xdp", "wire=eth1:af_xdp"),
+    ] {
+        let error = wire(bad).unwrap_err();
+        assert!(error.contains(wrong), "{bad}: {error}");
+    }
+}
+
 /// What is said of guests is said of those of devices in words that they understand.
 #[test]
 fn a_device_is_told_what_is_said_of_guests() {

@@ -285,6 +285,7 @@ fn setup_of(
         uplink: Err(String::new()),
         uplink_limit: Duration::from_millis(args.uplink_limit_ms),
         watchdog: args.watchdog.0,
+        patient: args.device_again,
         uplink_probe: !args.no_uplink_probe,
         served,
         store,

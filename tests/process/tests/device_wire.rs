@@ -1,0 +1,266 @@
+//! The wire of a device (`--device NAME,wire=INTERFACE`): its guests, and by the cable those of the host, reach a network outside, which here is the kernel's stack
+//! at the other end of a veth pair. It is there again whichever process is killed, goes on over upgrades, and comes back when its interface does.
+
+#[allow(dead_code, reason = "the guest that answers is used alone")]
+mod outside;
+
+use lasthop_tests_process::{Guest, Lasthop, Netns, Options, PATIENCE, Port, binary, mac, proc, release, scratch};
+use lasthop_tests_process::{upgrade_run, wait_for};
+use outside::Host;
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// A guest at the host's switch and one at the device's, which answer echoes, and a veth pair that the device has one end of.
+struct Site {
+    host: Host,
+    guest: Option<Host>,
+    lasthop: Lasthop,
+    netns: Netns,
+    dir: tempfile::TempDir,
+}
+
+/// A pair whose other end is the network's.
+fn make_pair(netns: &Netns) {
+    netns.ip("link add v0 type veth peer name v1");
+    netns.ip("link set v1 up");
+    netns.ip("addr add 10.1.0.1/24 dev v1");
+}
+
+fn answering(socket: &Path, n: u8) -> Host {
+    Host::start(Guest::connect(socket, mac(n), Options::default()), [10, 1, 0, n], &format!("fd01::{n}"))
+}
+
+impl Site {
+    fn new(device: &str) -> Self {
+        let (netns, dir) = (Netns::new(), scratch());
+        make_pair(&netns);
+        let at = |name: &str| dir.path().join(name);
+        let port = format!("a={},device=nic0", at("a").display());
+        let arguments = ["--device", device, "--port", &port];
+        let lasthop = Lasthop::start_in(Some(&netns), &[Port::listen("h", dir.path())], &arguments);
+        let host = answering(&at("h.sock"), 8);
+        let mut site = Self { host, guest: None, lasthop, netns, dir };
+        site.guest_connects();
+        site
+    }
+
+    /// The device's guest, as a VM does whose connection has ended.
+    fn guest_connects(&mut self) {
+        if let Some(guest) = self.guest.take() {
+            guest.stop();
+        }
+        wait_for("the device's port", PATIENCE, || {
+            let out = self.lasthop.try_command_of(Some("nic0"), &["port", "list", "--json"]);
+            let list: Value = serde_json::from_slice(&out.stdout).unwrap_or_default();
+            let ports = list["ports"].as_array().cloned().unwrap_or_default();
+            ports.iter().any(|port| port["name"] == "a" && port["state"] == "waiting")
+        });
+        self.guest = Some(answering(&self.dir.path().join("a"), 9));
+    }
+
+    /// Echoes of all lengths to the device's guest, and to the host's by the cable. The first may be lost while something is being started again.
+    fn is_reached(&self) {
+        for address in ["10.1.0.9", "10.1.0.8"] {
+            wait_for(&format!("an echo of {address}"), PATIENCE, || {
+                self.netns.output(&format!("busybox ping -c 1 -w 1 {address}")).status.success()
+            });
+            for length in [0, 56, 1000, 1472] {
+                let out = self.netns.shell(&format!("busybox ping -c 3 -i 0.05 -w 20 -s {length} {address}"));
+                assert!(out.contains(" 0% packet loss"), "{length} bytes to {address}: {out}");
+            }
+        }
+    }
+
+    /// What `lasthop device list --json` says of the device's wires.
+    fn wires(&self) -> Value {
+        self.lasthop.json(&["device", "list"])["devices"][0]["wires"].clone()
+    }
+
+    fn wire_is(&self, state: &str) {
+        wait_for(state, PATIENCE, || self.wires()[0]["state"] == state);
+    }
+
+    /// The device's `lasthop run`.
+    fn run(&self) -> u32 {
+        let lock = std::fs::read_to_string(self.lasthop.run_dir().join("devices/nic0/lock"));
+        lock.ok().and_then(|pid| pid.trim().parse().ok()).unwrap_or_default()
+    }
+
+    /// The device is started again.
+    fn run_is_killed(&mut self) {
+        let run = self.run();
+        self.kill(run);
+        wait_for("the device's next run", PATIENCE, || ![0, run].contains(&self.run()));
+        self.guest_connects();
+    }
+
+    /// A process of the device's.
+    fn process(&self, name: &str) -> Option<u32> {
+        proc::children(self.run()).into_iter().find(|(_, other)| other == name).map(|(pid, _)| pid)
+    }
+
+    fn kill(&self, pid: u32) {
+        proc::signal(pid, Signal::KILL);
+        wait_for("its end", PATIENCE, || !Path::new(&format!("/proc/{pid}")).exists());
+    }
+
+    fn end(self) {
+        assert!(self.guest.is_some_and(|guest| guest.stop() > 0) && self.host.stop() > 0);
+        assert!(self.lasthop.stop(), "all processes end");
+        drop(self.dir);
+    }
+}
+
+/// By each driver, and with the options of an uplink.
+#[test]
+fn guests_reach_a_network_by_the_wire_of_their_device() {
+    for (wire, driver) in
+        [("v0", "af_packet"), ("v0:af_packet:spare:nice=1", "af_packet"), ("v0:driver=af_xdp:gro=off", "af_xdp")]
+    {
+        let site = Site::new(&format!("nic0,wire={wire},walk=on"));
+        site.is_reached();
+        let up = json!([{ "name": "wire", "interface": "v0", "driver": driver, "state": "up" }]);
+        assert_eq!(site.wires(), up);
+        let list = site.lasthop.command(&["device", "list"]);
+        assert!(list.contains("WIRE") && list.contains(" v0 "), "{list}");
+        let uplink = site.lasthop.json_of(Some("nic0"), &["uplink", "list"])["uplinks"][0].clone();
+        let (spare, nice) = (wire.contains("spare"), if wire.contains("nice") { 1 } else { 0 });
+        assert_eq!((uplink["spare"].is_null(), uplink["nice"].as_i64()), (!spare, Some(nice)), "{uplink}");
+        assert_eq!(site.lasthop.json(&["uplink", "list"])["uplinks"], json!([]), "it is none of the host's");
+        let bytes = &site.lasthop.json(&["device", "stats", "nic0"])["table"]["bus"]["bus_bytes"]["wire"];
+        assert!(bytes.as_u64() > Some(1472), "{bytes}");
+        site.end();
+    }
+}
+
+#[test]
+fn a_wire_is_there_again_whoever_is_killed() {
+    let mut site = Site::new("nic0,wire=v0:af_packet");
+    site.is_reached();
+    for name in ["lasthop-uplink", "lasthop-device", "lasthop-control"] {
+        let pid = site.process(name).unwrap_or_else(|| panic!("no {name}"));
+        site.kill(pid);
+        wait_for(name, PATIENCE, || site.process(name).is_some_and(|now| now != pid));
+        if name == "lasthop-device" {
+            site.guest_connects();
+        }
+        site.is_reached();
+    }
+    site.run_is_killed();
+    site.is_reached();
+    site.wire_is("up");
+    site.end();
+}
+
+/// A device whose wire has gone is a device all the same, and has it back when it is there again, by itself.
+#[test]
+fn a_wire_may_go_and_come_back() {
+    let mut site = Site::new("nic0,wire=v0:af_packet");
+    site.is_reached();
+    let found = |site: &Site| {
+        let out = site.lasthop.try_command(&["doctor", "--since-start", "--json"]);
+        let report: Value = serde_json::from_slice(&out.stdout).unwrap_or_else(|e| panic!("{e}: {out:?}"));
+        let findings = report["findings"].as_array().cloned().unwrap_or_default();
+        findings.into_iter().find(|finding| finding["kind"] == "device-wire")
+    };
+    assert_eq!(found(&site), None);
+    site.netns.ip("link del v0");
+    wait_for("it to be missed", PATIENCE, || site.wires()[0]["state"] == "waiting");
+    // Also by one that has never had it.
+    site.run_is_killed();
+    wait_for("it to be missed", PATIENCE, || site.wires()[0]["state"] == "waiting");
+    let finding = found(&site).expect("it is found");
+    assert_eq!(
+        (&finding["port"], &finding["what"]),
+        (&json!("nic0"), &json!("wire of device nic0: there is no interface v0"))
+    );
+    assert!(site.lasthop.command(&["device", "list"]).contains(" v0 (waiting) "));
+    make_pair(&site.netns);
+    site.wire_is("up");
+    site.is_reached();
+    assert_eq!(found(&site), None);
+    // And set down.
+    site.netns.ip("link set v0 down");
+    site.wire_is("down");
+    let command = found(&site).expect("it is found")["command"].clone();
+    assert_eq!(command, "ip link set v0 up");
+    site.netns.shell(command.as_str().unwrap_or_default());
+    site.is_reached();
+    site.end();
+}
+
+/// The host's `lasthop run`, and the device's own, become other programs, and so does the process of the wire.
+#[test]
+fn a_wire_goes_on_over_upgrades() {
+    let mut site = Site::new("nic0,wire=v0:af_packet");
+    site.is_reached();
+    let releases = ["one", "two"].map(|name| release(site.dir.path(), name));
+    let run = site.run();
+    let out = upgrade_run(&site.lasthop, &releases[0]);
+    assert!(out.status.success(), "{}\n{}", String::from_utf8_lossy(&out.stderr), site.lasthop.log());
+    assert_eq!(site.run(), run, "the device goes on");
+    site.is_reached();
+    let uplink = site.process("lasthop-uplink");
+    let words = ["upgrade", "--all", "--programs", releases[1].to_str().unwrap()];
+    let out = site.lasthop.try_command_of(Some("nic0"), &words);
+    assert!(out.status.success(), "{}\n{}", String::from_utf8_lossy(&out.stderr), site.lasthop.log());
+    let exe = std::fs::read_link(format!("/proc/{run}/exe")).unwrap();
+    assert_eq!((site.run(), exe), (run, releases[1].join("lasthop")));
+    wait_for("another process of the wire", PATIENCE, || {
+        site.process("lasthop-uplink").is_some_and(|now| Some(now) != uplink)
+    });
+    site.is_reached();
+    // Both still know of it.
+    let pid = site.process("lasthop-uplink").expect("it runs");
+    site.kill(pid);
+    site.is_reached();
+    site.run_is_killed();
+    site.is_reached();
+    site.end();
+}
+
+/// What `lasthop run` says before it ends.
+fn refusal(netns: &Netns, arguments: &[&str]) -> String {
+    let dir = scratch();
+    let (run, state) = (dir.path().join("run"), dir.path().join("state"));
+    let mut command: Command = netns.command(&binary("lasthop").display().to_string());
+    command.arg("run").arg("--run-dir").arg(run).arg("--state-dir").arg(state).args(arguments);
+    let out = command.stdin(Stdio::null()).output().expect("it starts");
+    let said = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert!(!out.status.success(), "{arguments:?}: {said}");
+    assert!(!said.contains("started"), "before anything is started: {said}");
+    said
+}
+
+#[test]
+fn an_interface_that_cannot_be_a_wire_is_refused() {
+    let site = Site::new("nic0,wire=v0,cable=off");
+    let netns = &site.netns;
+    for (arguments, says) in [
+        (&["--device", "nic0,wire=v9"][..], "wire=v9: there is no interface v9; `ip link` lists"),
+        (&["--device", "nic0,wire=v1", "--uplink", "net=v1"], "wire=v1: it is uplink net of the host's switch"),
+        (&["--device", "nic0,wire=v1", "--port", "c=device:v1"], "wire=v1: it is port c of the host's switch"),
+        (
+            &["--device", "nic0,wire=v1", "--device", "nic1,wire=v1"],
+            "nic1,wire=v1: it is the wire of device nic0 already",
+        ),
+        (&["--device", "nic0,wire=v0"], "wire=v0: v0 is used by another lasthop (pid "),
+        (&["--device", "nic0,wire=v1,wire=v0"], "a device has one wire"),
+        (&["--device", "nic0,wire=v1", "--port", "wire=/tmp/x,device=nic0"], "that is device nic0's wire"),
+        (&["--device", "nic0,wire=v1:vhost"], "no driver \"vhost\""),
+        (&["--device", "nic0,wire=/tmp/x"], "cannot be an interface"),
+    ] {
+        let said = refusal(netns, arguments);
+        assert!(said.contains(says), "{arguments:?}: {said}");
+    }
+    // Nor is it an uplink of the host's, or a port, afterwards.
+    for words in [&["uplink", "add", "net", "v0"][..], &["port", "add", "c", "--device", "v0"]] {
+        let out = site.lasthop.try_command(words);
+        let said = String::from_utf8_lossy(&out.stderr);
+        assert!(!out.status.success() && said.contains("v0 is the wire of device nic0"), "{words:?}: {said}");
+    }
+    site.lasthop.command(&["uplink", "add", "net", "v1"]);
+    assert!(site.lasthop.stop(), "all processes end");
+}
