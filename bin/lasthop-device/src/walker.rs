@@ -1,8 +1,7 @@
 //! The walk of the larger table: "the hardware can access a larger flow table directly in main memory. In many ways this is analogous to how the
 //! page table is handled" (Ram, PhD thesis, 7.1).
 //!
-//! A thread between the data plane and control. To the data plane it speaks as control does, to control as the data plane does, over rings like
-//! those that are between the two where nobody walks (docs/control-rings.md); what is no miss it passes on as it came, in order. Of a miss it looks
+//! A thread with a [`Station`] between the data plane and control. Of a miss it looks
 //! for the flow in control's table; if it is there, the flow is put into the data plane's own table and the packet is answered, and control does not hear of
 //! it. So the packet path has nothing for this.
 //!
@@ -61,7 +60,10 @@ impl Walker {
                     SUPERVISOR if !self.hear_supervisor()? => return Ok(()),
                     SUPERVISOR => {}
                     end => {
-                        let woken = self.between.as_mut().map(|between| between.relay.woken(end == SWITCH));
+                        let woken = self.between.as_mut().map(|Between { relay, .. }| match end {
+                            SWITCH => relay.switch_woken(),
+                            _ => relay.control_woken(),
+                        });
                         self.judge(woken.unwrap_or(Ok(())));
                     }
                 }

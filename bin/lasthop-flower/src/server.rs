@@ -26,7 +26,7 @@ pub type Supervisor = Channel<OffloadToSupervisor, SupervisorToOffload>;
 pub struct Server {
     epoll: Epoll,
     beside: Beside<Flower>,
-    between: Option<Relay>,
+    relay: Option<Relay>,
     /// Of the next join, the first end.
     given: Option<OwnedFd>,
     /// Which join that is, or was.
@@ -41,7 +41,7 @@ impl Server {
     pub fn new(netlink: Netlink, policy: Policy) -> Result<Self, Box<dyn Error>> {
         let (epoll, beside) = (Epoll::new()?, Beside::new(Flower::new(netlink, policy))?);
         let (told, told_at) = (Figures::default(), Instant::now());
-        Ok(Self { epoll, beside, between: None, given: None, join: 0, told, told_at })
+        Ok(Self { epoll, beside, relay: None, given: None, join: 0, told, told_at })
     }
 
     /// Serves until the supervisor says that it is enough, or is gone. Whatever the end, no rule is left.
@@ -65,7 +65,10 @@ impl Server {
                     SUPERVISOR if !self.hear_supervisor(supervisor)? => return Ok(()),
                     SUPERVISOR => {}
                     end => {
-                        let woken = self.between.as_mut().map(|between| between.woken(end == SWITCH));
+                        let woken = self.relay.as_mut().map(|relay| match end {
+                            SWITCH => relay.switch_woken(),
+                            _ => relay.control_woken(),
+                        });
                         self.judge(woken.unwrap_or(Ok(())).map_err(Broken::End), supervisor)?;
                     }
                 }
@@ -75,8 +78,8 @@ impl Server {
 
     /// Passes on what there is; whether that is all.
     fn turn(&mut self, supervisor: &mut Supervisor) -> Result<bool, Box<dyn Error>> {
-        let Some(between) = &mut self.between else { return Ok(true) };
-        let turn = between::turn(between, &mut self.beside);
+        let Some(relay) = &mut self.relay else { return Ok(true) };
+        let turn = between::turn(relay, &mut self.beside);
         let rests = *turn.as_ref().unwrap_or(&true);
         self.judge(turn.map(drop), supervisor)?;
         Ok(rests)
@@ -98,9 +101,9 @@ impl Server {
 
     fn part(&mut self) -> Result<(), Lost> {
         self.beside.forget()?;
-        if let Some(between) = self.between.take() {
-            let _ = self.epoll.delete(&between.switch);
-            let _ = self.epoll.delete(&between.control);
+        if let Some(relay) = self.relay.take() {
+            let _ = self.epoll.delete(&relay.switch);
+            let _ = self.epoll.delete(&relay.control);
         }
         Ok(())
     }
@@ -146,11 +149,11 @@ impl Server {
             self.beside.table().add(port, device)?;
             // What was put before may be put now.
             if !device.limited
-                && let Some(between) = &mut self.between
+                && let Some(relay) = &mut self.relay
             {
                 self.beside.forget()?;
                 // All flows are judged anew, as more of them may be elsewhere now.
-                between.say(FromControl::ClearFlows);
+                relay.say(FromControl::ClearFlows);
             }
         }
         Ok(())
@@ -158,12 +161,12 @@ impl Server {
 
     fn join(&mut self, switch: OwnedFd, control: OwnedFd) -> Result<(), Broken> {
         self.part()?;
-        let between = between::join(switch, control)?;
+        let relay = between::join(switch, control)?;
         let watch =
             |end: &dyn AsFd, token| self.epoll.add(end.as_fd(), token, Trigger::Level).map_err(ChannelError::from);
-        watch(&between.switch, SWITCH)?;
-        watch(&between.control, CONTROL)?;
-        self.between = Some(between);
+        watch(&relay.switch, SWITCH)?;
+        watch(&relay.control, CONTROL)?;
+        self.relay = Some(relay);
         Ok(())
     }
 

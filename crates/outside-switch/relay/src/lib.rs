@@ -2,8 +2,8 @@
 //! that are between the two where nobody is (docs/control-rings.md). What either side says passes in its order, and none of it before the
 //! [`Station`] has seen it.
 //!
-//! *Bounds.* Of each side 64 messages are taken in a turn. While there is no room for what one side has said nothing more is taken from it, so nothing
-//! gathers here but what the station says itself. Used by one thread.
+//! *Bounds.* Of each side 64 messages are taken in a turn. While there is no room for what one side has said nothing more is taken from it, and nothing from
+//! the data plane while more than 64 of the station's own messages wait for room there. Used by one thread.
 
 use lasthop_ipc::{ChannelError, ControlEnd, FromControl, SwitchEnd, ToControl};
 use std::collections::VecDeque;
@@ -11,6 +11,9 @@ use std::os::fd::OwnedFd;
 
 /// Messages taken from one side in a turn.
 const BURST: usize = 64;
+/// So many messages may wait for room at the data plane while more is taken from it. Not none: it may wait for us to take what it says before it reads
+/// on, and then nobody would move.
+const WAITING: usize = 64;
 
 /// Who is in between.
 pub trait Station {
@@ -71,14 +74,22 @@ impl Relay {
         self.down.len()
     }
 
-    /// The socket of one end is readable.
+    /// The socket towards the data plane is readable.
     ///
     /// # Errors
     ///
     /// That end is of no more use.
-    pub fn woken(&mut self, is_switch: bool) -> Result<(), ChannelError> {
-        let woken = if is_switch { self.switch.woken() } else { self.control.woken() };
-        would_block(woken).map(drop)
+    pub fn switch_woken(&mut self) -> Result<(), ChannelError> {
+        would_block(self.switch.woken()).map(drop)
+    }
+
+    /// The socket towards control is readable.
+    ///
+    /// # Errors
+    ///
+    /// That end is of no more use.
+    pub fn control_woken(&mut self) -> Result<(), ChannelError> {
+        would_block(self.control.woken()).map(drop)
     }
 
     /// Passes on some of what either side has said. True: there is nothing more, or no room for it, and whoever has either next wakes us; false: to be
@@ -97,18 +108,23 @@ impl Relay {
             self.down.push_back(message);
         }
         for _ in 0..BURST {
-            if !self.sends_down()? || !self.sends_up()? {
+            if self.is_full()? || !self.sends_up()? {
                 break;
             }
             let Some(message) = would_block(self.switch.recv())? else { break };
             self.up = station.comes_up(message, &mut self.down)?;
         }
-        let (down, up) = (self.sends_down()?, self.sends_up()?);
+        let (full, down, up) = (self.is_full()?, self.sends_down()?, self.sends_up()?);
         self.switch.flush()?;
         self.control.flush()?;
         // Where there is no room the other side wakes us when there is.
         let control_rests = !down || self.control.rest()?;
-        Ok(control_rests && (!down || !up || self.switch.rest()?))
+        Ok(control_rests && (full || !up || self.switch.rest()?))
+    }
+
+    /// Whether as much as may waits for the data plane, after what there is room for has been sent.
+    fn is_full(&mut self) -> Result<bool, ChannelError> {
+        Ok(!self.sends_down()? && self.down.len() > WAITING)
     }
 
     /// Sends what waits for the data plane, if there is room for all of it.
@@ -145,3 +161,6 @@ fn would_block<T>(result: Result<T, ChannelError>) -> Result<Option<T>, ChannelE
         Err(error) => Err(error),
     }
 }
+
+#[cfg(test)]
+mod tests;
