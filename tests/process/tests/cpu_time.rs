@@ -219,7 +219,6 @@ fn what_is_copied_to_a_guest_counts_there_whoever_sends() {
             assert_eq!([0, 1, 2, 3, 4].map(|port| since(port, 2)), [0; 5], "all met a flow");
             let copied = [0, 1, 2, 3, 4].map(|port| since(port, 0));
             assert!((0..5).all(|port| (copied[port] > 0) == receivers.contains(&port)), "{copied:?}");
-            println!("{copied:?} of {}", since(sender, 1));
             copied.iter().sum::<u64>() < since(sender, 1)
         });
     }

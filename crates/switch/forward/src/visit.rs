@@ -48,11 +48,13 @@ pub(crate) fn visit<R>(
     }
     let result = fill(&mut target, begun_ns);
     port.gets.charge(target.packets, target.bytes, begun_ns);
-    let packets = (target.packets as u32).max(1);
+    let shown = target.packets as u32;
     let (call, broken) = target.finish();
     drop(target);
-    queue.counters.busy_ns.add(datapath.now_ns().saturating_sub(begun_ns));
-    if call && port.interrupts_now(queue, packets) {
+    if shown > 0 {
+        queue.counters.busy_ns.add(datapath.now_ns().saturating_sub(begun_ns));
+    }
+    if call && port.interrupts_now(queue, shown.max(1)) {
         guard.call();
     }
     if let Some(error) = broken {

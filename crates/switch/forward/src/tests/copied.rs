@@ -54,6 +54,26 @@ fn each_of_three_receivers_has_what_two_senders_packets_take_there() {
 }
 
 #[test]
+fn a_guest_without_buffers_has_nothing_copied_to_it() {
+    let (datapath, mut forwarder) = switch();
+    let [mut a, b] = [1, 2].map(|id| Guest::new(&datapath, id, NetConfig::default(), 0));
+    datapath.flows().insert(known(1, 2), 0).unwrap();
+    let mut before = 0;
+    for _ in 0..1000 {
+        before = copied_ns(&b);
+        a.send(VnetHdr::default(), &frame(1, 2));
+        forwarder.carry(&a.port, 1, 0);
+        if copied_ns(&b) == before {
+            break;
+        }
+    }
+    assert!(b.port.totals().1.packets > 0 && before > 0);
+    a.send(VnetHdr::default(), &frame(1, 2));
+    forwarder.carry(&a.port, 1, 0);
+    assert_eq!(copied_ns(&b), before, "it was visited in vain");
+}
+
+#[test]
 fn packets_that_control_lets_go_on_count_as_well() {
     let (datapath, mut forwarder) = switch();
     let [mut a, b] = [1, 2].map(|id| Guest::new(&datapath, id, NetConfig::default(), 0));
