@@ -17,7 +17,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The program of a cable.
 const CABLE: &str = "lasthop-cable";
@@ -68,21 +68,21 @@ struct Figures {
     flows: u64,
     /// Packets that met no rule.
     misses: u64,
-    /// Its uplinks: that of `wire=`, and those that were added.
-    wires: Vec<Wire>,
+    /// That of `wire=`, and those that were added.
+    uplinks: Vec<DeviceUplink>,
     table: DeviceTable,
 }
 
 /// An uplink of a device's own.
 #[derive(Debug, Serialize)]
-struct Wire {
+struct DeviceUplink {
     name: String,
     interface: String,
     driver: Option<String>,
     state: String,
 }
 
-impl Wire {
+impl DeviceUplink {
     fn of(Uplink { name, device, driver, state, .. }: Uplink) -> Self {
         Self { name, interface: device, driver, state }
     }
@@ -101,8 +101,8 @@ impl Figures {
         let rules_used = instance.ask(async |c| collect(c.flow_list().await, |page| page.flows).await)?.len();
         let SwitchStats { switch_connected, flows, misses, device, .. } = instance.ask(async |c| c.stats().await)?;
         let table = device.ok_or_else(|| CliError::new("it is no device"))?;
-        let wires = uplinks(instance.ask(async |c| c.uplink_list().await)?).map(Wire::of).collect();
-        Ok(Self { connected: switch_connected, ports, rules_used, flows, misses, wires, table })
+        let uplinks = uplinks(instance.ask(async |c| c.uplink_list().await)?).map(DeviceUplink::of).collect();
+        Ok(Self { connected: switch_connected, ports, rules_used, flows, misses, uplinks, table })
     }
 }
 
@@ -138,7 +138,7 @@ pub fn is_cable(port: &Port, run_dir: &Path) -> bool {
 }
 
 /// A device as its directory shows it: its name, and whether it has a cable to the host.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Found {
     pub name: String,
     pub has_cable: bool,
@@ -146,10 +146,17 @@ pub struct Found {
     pub away: Option<String>,
     /// What it has counted, if it was asked and has answered.
     pub stats: Option<SwitchStats>,
-    /// Its uplinks, if it was asked and has answered.
-    pub wires: Vec<Uplink>,
+    /// Its uplinks, if it was asked for them and has answered; or why it has not, if it was.
+    pub uplinks: Result<Vec<Uplink>, String>,
     /// The process of its cable, if it was looked for and is there.
     pub cable: Option<CableProcess>,
+}
+
+impl Default for Found {
+    fn default() -> Self {
+        let (name, uplinks) = (String::new(), Ok(Vec::new()));
+        Self { name, has_cable: false, away: None, stats: None, uplinks, cable: None }
+    }
 }
 
 /// The process of a device's cable, as procfs shows it.
@@ -189,14 +196,18 @@ fn parent_and_stopped(status: &str) -> Option<(u32, bool)> {
 }
 
 impl Found {
-    fn ask(&mut self, run_dir: &Path, patience: Duration) {
+    fn ask(&mut self, run_dir: &Path, with_uplinks: bool, patience: Duration) {
+        let until = Instant::now() + patience;
+        let left = || until.saturating_duration_since(Instant::now());
         let instance = Instance::connect(&dir_of(run_dir, &self.name));
-        let asked = instance.and_then(|mut it| Ok((it.ask_within(patience, async |c| c.stats().await)?, it)));
+        let asked = instance.and_then(|mut it| Ok((it.ask_within(left(), async |c| c.stats().await)?, it)));
         match asked {
             Ok((stats, mut instance)) => {
                 self.stats = Some(stats);
-                let list = instance.ask_within(patience, async |c| c.uplink_list().await).unwrap_or_default();
-                self.wires = uplinks(list).collect();
+                if with_uplinks {
+                    let list = instance.ask_within(left(), async |c| c.uplink_list().await);
+                    self.uplinks = list.map(|list| uplinks(list).collect()).map_err(|e| e.to_string());
+                }
             }
             Err(e) => self.away = Some(e.to_string()),
         }
@@ -209,10 +220,11 @@ impl Found {
 }
 
 /// Asks all how they are, at the same time, and each for so long at most: one that hangs holds up no other.
-pub fn ask_all(devices: &mut [Found], run_dir: &Path, patience: Duration) {
+/// `with_uplinks`: for its uplinks, too, which takes it longer.
+pub fn ask_all(devices: &mut [Found], run_dir: &Path, with_uplinks: bool, patience: Duration) {
     std::thread::scope(|scope| {
         for device in devices {
-            scope.spawn(move || device.ask(run_dir, patience));
+            scope.spawn(move || device.ask(run_dir, with_uplinks, patience));
         }
     });
 }
@@ -254,7 +266,7 @@ fn render(devices: &[Device]) -> String {
     let mut table = Table::new(&[
         ("NAME", Align::Left),
         ("STATE", Align::Left),
-        ("WIRE", Align::Left),
+        ("UPLINKS", Align::Left),
         right("PORTS"),
         right("RULES"),
         right("OF"),
@@ -266,8 +278,8 @@ fn render(devices: &[Device]) -> String {
         right("WHOLE"),
     ]);
     for device in devices {
-        let wires = |f: &Figures| f.wires.iter().map(Wire::text).collect::<Vec<_>>().join(", ");
-        let wires = device.figures.as_ref().map(wires).filter(|wires| !wires.is_empty()).unwrap_or_else(|| "-".into());
+        let uplinks = |f: &Figures| f.uplinks.iter().map(DeviceUplink::text).collect::<Vec<_>>().join(", ");
+        let uplinks = device.figures.as_ref().map(uplinks).filter(|all| !all.is_empty()).unwrap_or_else(|| "-".into());
         let (state, numbers) = match &device.figures {
             None => ("away", vec!["-".to_owned(); 9]),
             Some(f) => {
@@ -277,7 +289,7 @@ fn render(devices: &[Device]) -> String {
                 (if f.connected { "up" } else { "starting" }, numbers.map(|n| n.to_string()).chain(bytes).collect())
             }
         };
-        table.row([device.name.clone(), state.into(), wires].into_iter().chain(numbers).collect());
+        table.row([device.name.clone(), state.into(), uplinks].into_iter().chain(numbers).collect());
     }
     table.render()
 }

@@ -99,7 +99,7 @@ pub fn doctor(args: &DoctorArgs) -> Result<(String, bool), CliError> {
     }
     let mut now = look(&mut instance, run_dir)?;
     let seconds = (!args.since_start).then(|| begun.elapsed().as_secs_f64());
-    crate::device::ask_all(&mut now.devices, run_dir, PATIENCE);
+    crate::device::ask_all(&mut now.devices, run_dir, true, PATIENCE);
     for device in &mut now.devices {
         device.cable = crate::device::cable_process(run_dir, &device.name);
     }

@@ -44,7 +44,7 @@ fn ask(run_dir: &Path) -> Result<Told, CliError> {
     let figures = figures(&mut instance)?;
     let connections = instance.ask(async |c| c.conntrack_stats().await)?;
     let mut devices = crate::device::found(run_dir);
-    crate::device::ask_all(&mut devices, run_dir, OF_DEVICE);
+    crate::device::ask_all(&mut devices, run_dir, false, OF_DEVICE);
     Ok(Told { figures, connections, devices })
 }
 

@@ -73,13 +73,13 @@ impl Site {
         }
     }
 
-    /// What `lasthop device list --json` says of the device's wires.
-    fn wires(&self) -> Value {
-        self.lasthop.json(&["device", "list"])["devices"][0]["wires"].clone()
+    /// What `lasthop device list --json` says of the device's uplinks.
+    fn uplinks(&self) -> Value {
+        self.lasthop.json(&["device", "list"])["devices"][0]["uplinks"].clone()
     }
 
     fn wire_is(&self, state: &str) {
-        wait_for(state, PATIENCE, || self.wires()[0]["state"] == state);
+        wait_for(state, PATIENCE, || self.uplinks()[0]["state"] == state);
     }
 
     /// The device's `lasthop run`.
@@ -122,9 +122,9 @@ fn guests_reach_a_network_by_the_wire_of_their_device() {
         let site = Site::new(&format!("nic0,wire={wire},walk=on"));
         site.is_reached();
         let up = json!([{ "name": "wire", "interface": "v0", "driver": driver, "state": "up" }]);
-        assert_eq!(site.wires(), up);
+        assert_eq!(site.uplinks(), up);
         let list = site.lasthop.command(&["device", "list"]);
-        assert!(list.contains("WIRE") && list.contains(" v0 "), "{list}");
+        assert!(list.contains("UPLINKS") && list.contains(" v0 "), "{list}");
         let uplink = site.lasthop.json_of(Some("nic0"), &["uplink", "list"])["uplinks"][0].clone();
         let (spare, nice) = (wire.contains("spare"), if wire.contains("nice") { 1 } else { 0 });
         assert_eq!((uplink["spare"].is_null(), uplink["nice"].as_i64()), (!spare, Some(nice)), "{uplink}");
@@ -163,14 +163,14 @@ fn a_wire_may_go_and_come_back() {
         let out = site.lasthop.try_command(&["doctor", "--since-start", "--json"]);
         let report: Value = serde_json::from_slice(&out.stdout).unwrap_or_else(|e| panic!("{e}: {out:?}"));
         let findings = report["findings"].as_array().cloned().unwrap_or_default();
-        findings.into_iter().find(|finding| finding["kind"] == "device-wire")
+        findings.into_iter().find(|finding| finding["kind"] == "device-uplink")
     };
     assert_eq!(found(&site), None);
     site.netns.ip("link del v0");
-    wait_for("it to be missed", PATIENCE, || site.wires()[0]["state"] == "waiting");
+    wait_for("it to be missed", PATIENCE, || site.uplinks()[0]["state"] == "waiting");
     // Also by one that has never had it.
     site.run_is_killed();
-    wait_for("it to be missed", PATIENCE, || site.wires()[0]["state"] == "waiting");
+    wait_for("it to be missed", PATIENCE, || site.uplinks()[0]["state"] == "waiting");
     let finding = found(&site).expect("it is found");
     assert_eq!(
         (&finding["port"], &finding["what"]),
@@ -223,15 +223,113 @@ fn a_wire_goes_on_over_upgrades() {
 
 /// What `lasthop run` says before it ends.
 fn refusal(netns: &Netns, arguments: &[&str]) -> String {
+    refusal_beside(netns, arguments, |_| {})
+}
+
+/// Where its state directory was prepared.
+fn refusal_beside(netns: &Netns, arguments: &[&str], prepare: impl FnOnce(&Path)) -> String {
     let dir = scratch();
     let (run, state) = (dir.path().join("run"), dir.path().join("state"));
+    prepare(&state);
     let mut command: Command = netns.command(&binary("lasthop").display().to_string());
     command.arg("run").arg("--run-dir").arg(run).arg("--state-dir").arg(state).args(arguments);
+    // A process that starts is a line of this level.
+    command.env("RUST_LOG", "debug");
     let out = command.stdin(Stdio::null()).output().expect("it starts");
     let said = String::from_utf8_lossy(&out.stderr).into_owned();
     assert!(!out.status.success(), "{arguments:?}: {said}");
     assert!(!said.contains("started"), "before anything is started: {said}");
     said
+}
+
+/// What the wire was told holds when the device is started again, also that an option does not hold any more; and not beyond the host's `lasthop run`.
+#[test]
+fn a_wire_is_as_it_was_told_when_the_device_is_started_again() {
+    let mut site = Site::new("nic0,wire=v0:af_packet:vlans=untagged:7:rate-to=950M");
+    let told = |site: &Site| {
+        let list = site.lasthop.json_of(Some("nic0"), &["uplink", "list"])["uplinks"].clone();
+        let ports = site.lasthop.json_of(Some("nic0"), &["port", "list"])["ports"].clone();
+        let wire = ports.as_array().and_then(|ports| ports.iter().find(|port| port["name"] == "wire").cloned());
+        (list[0]["vlans"].clone(), wire.expect("it has a port")["settings"].clone())
+    };
+    let given = told(&site);
+    assert_eq!(given.0, "untagged:7", "{given:?}");
+    assert!(given.1.to_string().contains("950M"), "{given:?}");
+    let set = |site: &Site, words: &[&str]| assert!(site.lasthop.try_command_of(Some("nic0"), words).status.success());
+    for (vlans, rate) in [("untagged:9", "500M"), ("all", "none")] {
+        set(&site, &["uplink", "set", "wire", "--vlans", vlans]);
+        set(&site, &["port", "set", "wire", "--rate-to", rate]);
+        let now = told(&site);
+        assert!(now.0 != given.0 && now.1 != given.1, "{now:?}");
+        site.run_is_killed();
+        site.wire_is("up");
+        assert_eq!(told(&site), now);
+        site.is_reached();
+    }
+    site.end();
+}
+
+/// What the device remembers of the wire's name or interface would keep it from starting.
+#[test]
+fn nothing_that_is_remembered_is_in_the_way_of_a_wire() {
+    let mut site = Site::new("nic0,wire=v0");
+    let try_command = |site: &Site, words: &[&str]| {
+        let out = site.lasthop.try_command_of(Some("nic0"), words);
+        (out.status.success(), String::from_utf8_lossy(&out.stderr).into_owned())
+    };
+    assert!(try_command(&site, &["uplink", "del", "wire"]).0);
+    let socket = site.dir.path().join("c").display().to_string();
+    for words in [
+        &["uplink", "add", "wire", "v0", "--driver", "af_xdp"][..],
+        &["uplink", "add", "net", "v0"],
+        &["uplink", "add", "wire", "v1"],
+        &["port", "add", "wire", &socket],
+    ] {
+        let (added, said) = try_command(&site, words);
+        assert!(
+            !added && said.contains("this device's wire") && said.contains("another wire= behind"),
+            "{words:?}: {said}"
+        );
+    }
+    site.run_is_killed();
+    site.is_reached();
+    // Somebody has edited the file, or it is of before there was a wire.
+    let file = site.lasthop.state_file("devices/nic0/ports.json");
+    let mut saved: Value = serde_json::from_slice(&std::fs::read(&file).expect("it is written")).unwrap();
+    saved["uplinks"] = json!([{ "name": "net", "device": "v0", "queues": 1 }]);
+    saved["ports"] = json!([{ "name": "wire", "path": socket }]);
+    std::fs::write(&file, saved.to_string()).unwrap();
+    site.run_is_killed();
+    site.is_reached();
+    let log = site.lasthop.log();
+    assert!(log.contains("remembered uplink net of v0 is left out"), "{log}");
+    assert!(log.contains("remembered port wire of ") && log.contains(" is left out: that is the name"), "{log}");
+    let Site { lasthop, netns, dir, .. } = site;
+    assert!(lasthop.stop(), "all processes end");
+    drop(dir);
+    // At a first start it is said what to do.
+    for (uplink, port) in [
+        (json!([{ "name": "net", "device": "v0", "queues": 1 }]), json!([])),
+        (json!([]), json!([{ "name": "wire", "path": "/x" }])),
+    ] {
+        let said = refusal_beside(&netns, &["--device", "nic0,wire=v0"], |state| {
+            let dir = state.join("devices/nic0");
+            std::fs::create_dir_all(&dir).unwrap();
+            std::fs::write(
+                dir.join("ports.json"),
+                json!({ "version": 1, "ports": port, "uplinks": uplink }).to_string(),
+            )
+            .unwrap();
+        });
+        let what = if port == json!([]) {
+            ["uplink net of v0", "uplink del net"]
+        } else {
+            ["port wire of /x", "port del wire"]
+        };
+        for says in [what[0], what[1], "device nic0 remembers", "devices/nic0/ports.json", "--run-dir "] {
+            assert!(said.contains(says), "{says}: {said}");
+        }
+    }
 }
 
 #[test]

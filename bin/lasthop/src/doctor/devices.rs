@@ -1,11 +1,14 @@
-//! Devices of `lasthop run --device`: whether each answers, whether its DMA engine runs, whether its wire carries frames, and whether they and the host reach
-//! each other.
+//! Devices of `lasthop run --device`: whether each answers, whether its DMA engine runs, whether its uplinks carry frames, and whether they and the host
+//! reach each other.
 
 use super::facts::{Facts, Rise, Seen, setting};
 use super::finding::Finding;
 use super::interface;
 use crate::device::{CableProcess, Found};
 use lasthop_api::{DeviceDma, Port};
+
+/// An uplink of a device's own is in trouble.
+const UPLINK: &str = "device-uplink";
 
 pub fn findings(facts: &Facts<'_>) -> Vec<Finding> {
     let cable = |device: &Found| {
@@ -16,17 +19,28 @@ pub fn findings(facts: &Facts<'_>) -> Vec<Finding> {
         facts.now.devices.iter().filter_map(|device| hangs(Some(&device.name), device.table()?.dma.as_ref()?));
     // This lasthop may be a device's own.
     let own = facts.now.switch.device.as_ref().and_then(|table| hangs(None, table.dma.as_ref()?));
-    cut_off.chain(engines).chain(own).chain(wires(facts)).collect()
+    cut_off.chain(engines).chain(own).chain(facts.now.devices.iter().flat_map(uplinks)).collect()
 }
 
-/// An uplink of a device's own is in trouble. What to do is the same as for one of the host's.
-fn wires<'a>(facts: &'a Facts<'_>) -> impl Iterator<Item = Finding> + 'a {
-    let of_each = |device: &'a Found| device.wires.iter().map(move |wire| (&device.name, wire));
-    facts.now.devices.iter().flat_map(of_each).filter_map(|(device, wire)| {
-        let Finding { what, evidence, remedy, command, .. } = interface::link(wire)?;
-        let what = format!("{} of device {device}: {what}", wire.name);
-        Some(Finding { evidence, remedy, command, ..Finding::at(device, "device-wire", what) })
-    })
+/// An uplink of a device's own is in trouble, or nobody says whether one is. What to do is the same as for one of the host's.
+fn uplinks(device: &Found) -> Vec<Finding> {
+    let name = &device.name;
+    let all = match &device.uplinks {
+        Ok(all) => all,
+        Err(why) => {
+            let what = format!("device {name} does not say how its uplinks are");
+            let finding = Finding::at(name, UPLINK, what).seen(why.lines().next().unwrap_or_default());
+            return vec![finding.remedy(
+                "one that is busy may say it in a second; else the log of `lasthop run` says what is wrong with the device",
+            )];
+        }
+    };
+    let troubled = all.iter().filter_map(|uplink| {
+        let Finding { what, evidence, remedy, command, .. } = interface::link(uplink)?;
+        let what = format!("{} of device {name}: {what}", uplink.name);
+        Some(Finding { evidence, remedy, command, ..Finding::at(name, UPLINK, what) })
+    });
+    troubled.collect()
 }
 
 /// Its DMA engine was given up.
@@ -178,24 +192,28 @@ mod tests {
     }
 
     #[test]
-    fn a_wire_that_carries_nothing_is_found() {
+    fn an_uplink_of_a_device_that_carries_nothing_is_found() {
         let found = |link: &str, state: &str| {
             let uplink = Uplink { name: "wire".into(), device: "eth1".into(), ..Uplink::default() };
-            let wire = Uplink { link: link.into(), state: state.into(), ..uplink };
+            let uplink = Uplink { link: link.into(), state: state.into(), ..uplink };
             let mut now = seen(&[up("a")]);
-            now.devices = vec![Found { name: "nic0".into(), wires: vec![wire], ..Found::default() }];
+            now.devices = vec![Found { name: "nic0".into(), uplinks: Ok(vec![uplink]), ..Found::default() }];
             findings(&facts(&now, &now))
         };
         assert_eq!(found("up", "up"), []);
         assert_eq!(found("up", "starting"), [], "it may be just being started");
         let [down] = &found("down", "down")[..] else { panic!("one") };
-        assert_eq!((down.kind, down.port.as_deref()), ("device-wire", Some("nic0")));
+        assert_eq!((down.kind, down.port.as_deref()), (UPLINK, Some("nic0")));
         assert_eq!(
             (&*down.what, down.command.as_deref()),
             ("wire of device nic0: eth1 is set down", Some("ip link set eth1 up"))
         );
         let [missing] = &found("missing", "waiting")[..] else { panic!("one") };
         assert!(missing.what.ends_with("there is no interface eth1") && !missing.evidence.is_empty());
+        let mut now = seen(&[up("a")]);
+        now.devices = vec![Found { name: "nic0".into(), uplinks: Err("no answer".into()), ..Found::default() }];
+        let [unknown] = &findings(&facts(&now, &now))[..] else { panic!("one") };
+        assert_eq!((unknown.kind, &*unknown.evidence[0]), (UPLINK, "no answer"));
     }
 
     #[test]

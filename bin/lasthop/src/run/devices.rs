@@ -144,9 +144,8 @@ impl Device {
         let below = |dir: &Path| dir.join(DEVICES_DIR).join(&arg.name).into_os_string();
         // A card does not know what VMs do, and reads no file of ours.
         let mut arguments: Vec<OsString> = vec!["run".into(), "--no-bpf".into()];
-        if arg.walk {
-            arguments.push("--device-walk".into());
-        }
+        let flags = [(arg.walk, "--device-walk"), (args.no_uplink_probe, "--no-uplink-probe")];
+        arguments.extend(flags.into_iter().filter(|(is_said, _)| *is_said).map(|(_, flag)| flag.into()));
         let mut add = |option: &str, value: OsString| arguments.extend([option.into(), value]);
         if arg.dma {
             add("--device-dma", arg.dma_threshold.to_string().into());
@@ -425,7 +424,7 @@ impl Supervisor {
                  the cable, with --device {device},cable=off; {cut_off}"
             ));
         }
-        if self.is_device && name == FAR_PORT && Path::new(path).ends_with(FAR_SOCKET) {
+        if self.of_device.is_some() && name == FAR_PORT && Path::new(path).ends_with(FAR_SOCKET) {
             return Err(format!(
                 "{name} is this device's cable to the host; start the host's `lasthop run` with cable=off behind --device to leave it out; \
                  {cut_off}"

@@ -4,6 +4,7 @@ use super::args::{PortArg, RunArgs};
 use super::devices::{cable_ports, own_ports};
 use super::engines::Engines;
 use super::store::{Saved, SavedPort, SavedUplink, Store};
+use super::wires::{OfDevice, leave_out};
 use super::{RunError, RunError::Failed, RunError::Usage};
 use crate::declared::{Declared, DeclaredEngines, in_book, in_mirrors};
 use lasthop_management_ipc::Settings;
@@ -19,6 +20,8 @@ pub struct Given {
     pub uplinks: Vec<SavedUplink>,
     /// What uplinks of the command line are told there, by name.
     of_uplinks: Vec<(String, Settings)>,
+    /// Of a device that is started again.
+    again: bool,
     /// What the file says; nothing without one.
     file: Declared,
 }
@@ -36,9 +39,13 @@ impl Given {
         {
             return Err(Usage(format!("{option} {name}: the file of --config names it too; name it in one place")));
         }
+        let mut uplinks: Vec<_> =
+            args.uplinks.iter().map(|uplink| &uplink.spec).chain(&file.uplinks).cloned().collect();
+        OfDevice::remind(args, &mut uplinks);
         Ok(Self {
+            again: args.device_again,
+            uplinks,
             ports: own_ports(&args.ports).chain(&file.ports).cloned().chain(cable_ports(args)).collect(),
-            uplinks: args.uplinks.iter().map(|uplink| &uplink.spec).chain(&file.uplinks).cloned().collect(),
             of_uplinks: args.uplinks.iter().map(|uplink| (uplink.spec.name.clone(), uplink.settings.clone())).collect(),
             file,
         })
@@ -69,6 +76,9 @@ impl Given {
         let in_file: BTreeSet<&str> = self.file.names();
         saved.ports.retain(|port| !in_file.contains(&*port.name) || ports.contains(port));
         saved.uplinks.retain(|uplink| !in_file.contains(&*uplink.name) || devices.contains(uplink));
+        if self.again {
+            leave_out(saved, &self.uplinks);
+        }
     }
 
     /// What ports and uplinks are told, by name.

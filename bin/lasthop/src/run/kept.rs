@@ -7,14 +7,15 @@ use lasthop_management_ipc::{LISTS_PART, SupervisorToControl};
 impl Supervisor {
     /// What the file of `--config` says is remembered, and what was overruled is not any more.
     pub(super) fn keep_given(&mut self) -> Result<(), String> {
-        let Unsaved { mirrors, lists, engines } = std::mem::take(&mut self.unsaved);
+        let Unsaved { ports, lists, engines } = std::mem::take(&mut self.unsaved);
         if engines {
             self.store.save_engines(&self.engines)?;
         }
         if lists {
             self.store.save_lists(&self.lists)?;
         }
-        if mirrors { self.save(None, None) } else { Ok(()) }
+        self.keep_wire()?;
+        if ports { self.save(None, None) } else { Ok(()) }
     }
 
     pub(super) fn keep_lists(&mut self) -> Result<(), String> {

@@ -273,7 +273,7 @@ impl Supervisor {
 
     /// The command that looks at a port of this instance. A device is not the one that people ask.
     fn doctor_of(&self, name: &str) -> String {
-        let dir = self.served.iter().find_map(|served| served.path().parent()).filter(|_| self.is_device);
+        let dir = self.served.iter().find_map(|served| served.path().parent()).filter(|_| self.of_device.is_some());
         let dir = dir.map_or_else(String::new, |dir| format!(" --run-dir {}", dir.display()));
         format!("lasthop doctor {name}{dir}")
     }

@@ -28,6 +28,7 @@ impl Supervisor {
         self.check_queue_of(&new.name, &settings)?;
         self.engines.now.check_engine(settings.engine)?;
         self.check_for_ovs(&new.name)?;
+        self.check_no_wire(&new.name, "")?;
         if self.uplinks.values().any(|uplink| uplink.spec.name == new.name) {
             return Err(format!("there is an uplink {} already; choose another name", new.name));
         }

@@ -9,7 +9,8 @@ use super::served::{Served, Serves};
 use super::settings_text::changed;
 use super::socket::{self, Access, Listener};
 use super::store::{Saved, SavedPort, SavedUplink, Store};
-use super::{RunError, RunError::Failed, RunError::Usage, wires};
+use super::wires::{self, OfDevice};
+use super::{RunError, RunError::Failed, RunError::Usage};
 use lasthop_api::{Bus, READ_SOCKET_NAME, SOCKET_NAME};
 use lasthop_ipc::{MAX_MESSAGE, SwitchSettings};
 use lasthop_management_ipc::Settings;
@@ -54,6 +55,8 @@ pub struct Setup {
     pub switch: (&'static str, PathBuf),
     /// Devices to start.
     pub devices: Vec<Device>,
+    /// What this is as one, if it is one.
+    pub of_device: Option<OfDevice>,
     /// Program that gives flows to the kernel or a card, where it locks out another, and whom it gives them to, if it is to.
     pub offload: Option<super::offload::OffloadProgram>,
     /// Program of the control plane.
@@ -112,8 +115,8 @@ pub struct Setup {
 /// What the file of `--config`, or the command line, has made other than it is remembered.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Unsaved {
-    /// Mirrors.
-    pub mirrors: bool,
+    /// Mirrors, or what a device's ports are told: when it is started again, that wins.
+    pub ports: bool,
     /// Access lists.
     pub lists: bool,
     /// Engines.
@@ -128,14 +131,8 @@ impl Setup {
         let given = Given::new(args)?;
         let engines = given.engines(args, &allowed)?;
         let (ports, devices) = (absolute(&given.ports)?, given.devices());
-        let switch = (args.data_plane(), find_program(args.data_plane(), args.libexec.as_deref())?);
-        let session = find_program("lasthop-session", args.libexec.as_deref())?;
         let is_ovs = args.control == Decides::Ovs;
-        let control = find_program(open_vswitch::program(is_ovs), args.libexec.as_deref())?;
-        let uplink = find_program("lasthop-uplink", args.libexec.as_deref()).map_err(|e| e.to_string());
-        if let (Err(e), false) = (&uplink, devices.is_empty() && !is_ovs) {
-            return Err(Failed(e.clone()));
-        }
+        let Programs { switch, session, control, uplink } = Programs::found(args, !devices.is_empty())?;
         let until = Instant::now() + LOCK_PATIENCE;
         let run_lock = lock(&args.run_dir, "lock", "--run-dir", 0o755, until)?;
         let state_lock = lock(&args.state_dir, "state.lock", "--state-dir", 0o755, until)?;
@@ -152,7 +149,7 @@ impl Setup {
         wires::check(args, devices.iter().chain(&saved_uplinks))?;
         let run_dir = std::path::absolute(&args.run_dir).unwrap_or_else(|_| args.run_dir.clone());
         let (api, read_api) = api_sockets(args, &run_dir)?;
-        let settings = with_given(settings, &given.settings());
+        let settings = with_given(settings, &given.settings(), args.device_again);
         let told = Told { lists: &lists, mirrors: &mirrors, settings: &settings, ports: &ports };
         let mut ovs = OpenVswitch::wanted(is_ovs, &run_dir, &told, devices.iter().chain(&saved_uplinks))?;
         Ok(Self {
@@ -166,6 +163,7 @@ impl Setup {
             bpf: !args.no_bpf,
             switch,
             devices: devices_wanted,
+            of_device: OfDevice::new(args),
             rules: args.device_rules.map(|rules| (rules, args.device_walk)),
             dma: args.device_dma,
             bus: args.device_bus,
@@ -188,9 +186,36 @@ impl Setup {
             mirrors,
             also_saved,
             lists,
-            unsaved: Unsaved { mirrors: other_mirrors, lists: other_lists, engines: other_engines },
+            unsaved: Unsaved {
+                ports: other_mirrors || args.device_rules.is_some(),
+                lists: other_lists,
+                engines: other_engines,
+            },
             locks: [run_lock, state_lock],
         })
+    }
+}
+
+/// Where the programs are that it starts.
+struct Programs {
+    switch: (&'static str, PathBuf),
+    session: PathBuf,
+    control: PathBuf,
+    /// Or why it is not there, where nothing needs it yet.
+    uplink: Result<PathBuf, String>,
+}
+
+impl Programs {
+    fn found(args: &RunArgs, has_uplinks: bool) -> Result<Self, RunError> {
+        let find = |name| find_program(name, args.libexec.as_deref());
+        let is_ovs = args.control == Decides::Ovs;
+        let switch = (args.data_plane(), find(args.data_plane())?);
+        let (session, control) = (find("lasthop-session")?, find(open_vswitch::program(is_ovs))?);
+        let uplink = find("lasthop-uplink").map_err(|e| e.to_string());
+        match uplink {
+            Err(why) if has_uplinks || is_ovs => Err(Failed(why)),
+            uplink => Ok(Self { switch, session, control, uplink }),
+        }
     }
 }
 
@@ -226,12 +251,16 @@ fn wait_for_the_one_before(socket: &Path) {
     }
 }
 
-/// What the command line tells ports is added to what is remembered, and wins.
+/// What the command line tells ports is added to what is remembered, and wins; in a device that is started `again`, what its ports were told before does.
 fn with_given(
     mut settings: BTreeMap<String, PortSettings>,
     given: &[(String, Settings)],
+    again: bool,
 ) -> BTreeMap<String, PortSettings> {
     for (name, told) in given {
+        if again && settings.contains_key(name) {
+            continue;
+        }
         // It was checked on its own: what it does not agree with is replaced.
         let both = changed(settings.get(name), told).or_else(|_| changed(None, told)).unwrap_or_default();
         if both.is_default() {
@@ -436,7 +465,7 @@ fn a_kind(uplink: &SavedUplink) -> &'static str {
 }
 
 /// What an earlier version remembered has a driver, even if it was chosen.
-fn is_same(given: &SavedUplink, saved: &SavedUplink) -> bool {
+pub fn is_same(given: &SavedUplink, saved: &SavedUplink) -> bool {
     let driver = given.driver.as_ref().or(saved.driver.as_ref()).cloned();
     SavedUplink { driver, ..given.clone() } == *saved
 }

@@ -28,6 +28,7 @@ use super::switch_log::SwitchLog;
 use super::upgrade::{Asked, Upgrade};
 use super::uplink::{Switch, Uplink};
 use super::weights::Unkept;
+use super::wires::OfDevice;
 use super::{RunError, RunError::Failed};
 use lasthop_hostview::HostMonitor;
 use lasthop_ipc::{RateLimit, SupervisorToSwitch, SwitchSettings, SwitchToSupervisor};
@@ -95,8 +96,8 @@ pub struct Supervisor {
     /// Who gives flows to the kernel or a card, if somebody does.
     pub(super) offload: Option<Offload>,
     pub(super) devices: Vec<Device>,
-    /// This is a device of another `lasthop run`.
-    pub(super) is_device: bool,
+    /// If this is a device of another `lasthop run`.
+    pub(super) of_device: Option<OfDevice>,
     pub(super) ports: BTreeMap<u32, Port>,
     pub(super) uplinks: BTreeMap<u32, Uplink>,
     /// Who speaks with the front-ends of both.
@@ -271,7 +272,7 @@ impl Supervisor {
                 .with_watchdog(setup.watchdog, CONTROL_ROUND),
             offload: setup.offload.map(|program| Offload::new(program, setup.watchdog)),
             devices: setup.devices,
-            is_device: setup.rules.is_some(),
+            of_device: setup.of_device,
             ports: BTreeMap::new(),
             uplinks: BTreeMap::new(),
             sessions: Sessions::new(setup.session, setup.watchdog),

@@ -73,7 +73,7 @@ impl Supervisor {
     pub(super) fn write_for_switch(&mut self, line: &LogLine, now: Instant) {
         self.switch_log.write(line, name_of(&self.ports, &self.uplinks, line.port), now);
         // Its front-end has to connect anew, which machines do as soon as they are hung up on, and not before. Cables and uplinks find it by themselves.
-        if self.is_device
+        if self.of_device.is_some()
             && line.text.starts_with(HUNG_COPY)
             && let Some(port) = self.ports.get(&line.port.0).filter(|port| port.config.name != FAR_PORT)
         {

@@ -319,7 +319,7 @@ impl Supervisor {
             self.check_minimums(&spec.name, &settings)?;
             self.check_queue_of(&spec.name, &settings)?;
             self.engines.now.check_engine(settings.engine)?;
-            self.check_no_wire(&spec.device)?;
+            self.check_no_wire(&spec.name, &spec.device)?;
             Claim::take(&spec.device)?;
             Ok((spec, settings))
         });
@@ -349,7 +349,8 @@ impl Supervisor {
         let uplink = self.uplink_named(name)?;
         let before = std::mem::replace(&mut uplink.spec.vlans, vlans);
         let (id, saved) = (uplink.config.id, uplink.saved);
-        if saved && let Err(e) = self.save(None, None) {
+        let kept = if saved { self.save(None, None) } else { Ok(()) };
+        if let Err(e) = kept.and_then(|()| self.keep_wire()) {
             self.uplink_named(name)?.spec.vlans = before;
             return Err(e);
         }

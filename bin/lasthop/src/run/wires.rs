@@ -1,14 +1,28 @@
 //! Wires of devices (`--device NAME,wire=INTERFACE`): each is an uplink of the device's `lasthop run`, which has it on its command line. Here is said
 //! beforehand what that could not use: a device that does not begin is started several times, and says it as often.
+//!
+//! The device's own `lasthop run` remembers in its run directory which VLANs its wire was told to carry, until the host's starts it for the first time again.
 
 use super::RunError::{self, Failed, Usage};
-use super::args::RunArgs;
+use super::args::{RunArgs, WIRE};
+use super::devices::DEVICES_DIR;
 use super::open_vswitch::is_interface;
-use super::store::SavedUplink;
+use super::setup::is_same;
+use super::store::{Saved, SavedUplink, Store};
 use super::supervisor::Supervisor;
 use super::uplink::Claim;
+use lasthop_policy::Vlans;
 use lasthop_uplink_ipc::UplinkDriver;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+use tracing::warn;
+
+/// The file of a wire's VLANs, in the device's run directory.
+const VLANS_FILE: &str = "wire.vlans";
+/// What is in it if the wire carries all.
+const ALL: &str = "all";
 
 /// How long another lasthop that is ending may have the interface: as long as its directory.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -38,9 +52,45 @@ pub fn check<'a>(args: &RunArgs, own: impl Iterator<Item = &'a SavedUplink> + Cl
                 "{option}: there is no interface {interface}; `ip link` lists those there are, and wire={interface}:tap makes a TAP device"
             )));
         }
+        check_remembered(args, name, wire).map_err(|why| Failed(format!("{option}: {why}")))?;
         claim(interface).map_err(|why| Failed(format!("{option}: {why}")))?;
     }
     Ok(())
+}
+
+/// What the device remembers must not be in the way: it would not begin. What else is wrong with its file it says itself.
+fn check_remembered(args: &RunArgs, device: &str, wire: &SavedUplink) -> Result<(), String> {
+    let below = |dir: &Path| dir.join(DEVICES_DIR).join(device);
+    let (state_dir, run_dir) = (below(&args.state_dir), below(&args.run_dir));
+    let saved = Store::new(&state_dir).load().unwrap_or_default();
+    let port = saved.ports.iter().find(|port| port.name == wire.name).map(|port| ("port", &port.name, &port.path));
+    let uplink = saved.uplinks.iter().find(|saved| is_in_the_way(wire, saved));
+    let Some((kind, name, of)) = port.or_else(|| uplink.map(|of| (of.kind(), &of.name, &of.device))) else {
+        return Ok(());
+    };
+    Err(format!(
+        "device {device} remembers {kind} {name} of {of} ({}); start without wire=, remove that with `lasthop {kind} del {name} --run-dir {}`, \
+         and start with it again",
+        state_dir.join("ports.json").display(),
+        run_dir.display()
+    ))
+}
+
+fn is_in_the_way(wire: &SavedUplink, saved: &SavedUplink) -> bool {
+    (saved.name == wire.name || saved.device == wire.device) && !is_same(wire, saved)
+}
+
+/// In a device that is started again, what it remembers beside its wire is left out if it is in the way: it is to start.
+pub fn leave_out(saved: &mut Saved, given: &[SavedUplink]) {
+    for wire in given {
+        for other in saved.uplinks.extract_if(.., |other| is_in_the_way(wire, other)) {
+            let (kind, name, interface) = (other.kind(), other.name, other.device);
+            warn!("remembered {kind} {name} of {interface} is left out: {} is this device's wire", wire.device);
+        }
+        for port in saved.ports.extract_if(.., |port| port.name == wire.name) {
+            warn!("remembered port {} of {} is left out: that is the name of this device's wire", port.name, port.path);
+        }
+    }
 }
 
 /// Whether another lasthop uses it. The device's own process claims it.
@@ -58,9 +108,54 @@ fn claim(interface: &str) -> Result<(), String> {
     }
 }
 
+/// This lasthop is a device of another one.
+#[derive(Debug)]
+pub struct OfDevice {
+    /// The interface that is its wire, if it has one.
+    wire: Option<String>,
+    vlans: PathBuf,
+}
+
+impl OfDevice {
+    pub fn new(args: &RunArgs) -> Option<Self> {
+        let wire = args.uplinks.first().map(|uplink| uplink.spec.device.clone());
+        args.device_rules.map(|_| Self { wire, vlans: args.run_dir.join(VLANS_FILE) })
+    }
+
+    /// That the wire carries what it was told to before this device was started again.
+    pub fn remind(args: &RunArgs, uplinks: &mut [SavedUplink]) {
+        let (Some(Self { vlans: file, .. }), [wire, ..]) = (Self::new(args).filter(|_| args.device_again), uplinks)
+        else {
+            return;
+        };
+        match read_vlans(&file) {
+            Ok(vlans) => wire.vlans = vlans,
+            Err(e) => warn!("{}: {e}; the wire carries what its option says", file.display()),
+        }
+    }
+
+    fn remember(&self, wire: &SavedUplink) -> io::Result<()> {
+        let new = self.vlans.with_extension("new");
+        fs::write(&new, wire.vlans.as_ref().map_or_else(|| ALL.into(), ToString::to_string))?;
+        fs::rename(new, &self.vlans)
+    }
+}
+
+fn read_vlans(file: &Path) -> Result<Option<Vlans>, String> {
+    let text = fs::read_to_string(file).map_err(|e| e.to_string())?;
+    (text != ALL).then(|| text.parse::<Vlans>()).transpose().map_err(|e| e.to_string())
+}
+
 impl Supervisor {
-    /// An interface that a device has cannot be an uplink or a port of this lasthop as well.
-    pub(super) fn check_no_wire(&self, interface: &str) -> Result<(), String> {
+    /// An interface that a device has cannot be an uplink or a port of this lasthop as well; and in the device nothing else has its wire's name.
+    pub(super) fn check_no_wire(&self, name: &str, interface: &str) -> Result<(), String> {
+        let own = self.of_device.as_ref().and_then(|device| device.wire.as_deref());
+        if let Some(own) = own.filter(|own| *own == interface || name == WIRE) {
+            return Err(format!(
+                "{WIRE} is this device's wire, of {own}, which is there again when the device starts anew; start the host's `lasthop run` with \
+                 another wire= behind --device instead, or choose another name and interface"
+            ));
+        }
         match self.devices.iter().find(|device| device.wire() == Some(interface)) {
             None => Ok(()),
             Some(device) => Err(format!(
@@ -68,5 +163,12 @@ impl Supervisor {
                 device.name()
             )),
         }
+    }
+
+    /// What a device's wire carries now is to hold when the device is started again.
+    pub(super) fn keep_wire(&self) -> Result<(), String> {
+        let Some(device) = self.of_device.as_ref().filter(|device| device.wire.is_some()) else { return Ok(()) };
+        let Some(wire) = self.uplinks.values().find(|uplink| uplink.spec.name == WIRE) else { return Ok(()) };
+        device.remember(&wire.spec).map_err(|e| format!("{}: {e}; nothing was changed", device.vlans.display()))
     }
 }

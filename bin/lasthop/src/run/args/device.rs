@@ -4,7 +4,7 @@ use super::super::dma;
 use super::super::store::SavedUplink;
 use super::parse_uplink_arg;
 use lasthop_api::Bus;
-use lasthop_policy::check_name;
+use lasthop_policy::{OF_UPLINKS, check_name};
 use lasthop_sys::{CpuList, ParseCpusError};
 
 /// The name of a device's wire, and of its port.
@@ -76,7 +76,7 @@ pub fn parse_device(text: &str) -> Result<DeviceArg, String> {
 fn unknown(word: &str, device: &DeviceArg) -> String {
     let hint = if word.starts_with(|c: char| c.is_ascii_digit()) {
         "write ':' between CPUs; "
-    } else if device.wire.is_some() {
+    } else if device.wire.is_some() && is_of_uplinks(word) {
         "write ':' before each option of a wire, as in wire=eth1:af_xdp; "
     } else {
         ""
@@ -86,12 +86,25 @@ fn unknown(word: &str, device: &DeviceArg) -> String {
     )
 }
 
+/// Whether an uplink has such an option or driver, its value right or not.
+fn is_of_uplinks(word: &str) -> bool {
+    match word.split_once('=') {
+        None => parse_uplink_arg(&format!("{WIRE}=eth1,{word}")).is_ok(),
+        Some((option, _)) => {
+            let options = ["driver", "queues", "nice", "gro", "vlans"];
+            options.contains(&option) || OF_UPLINKS.contains(&option)
+        }
+    }
+}
+
 /// An interface and options of `--uplink`, with ':' between them. What begins with a digit, or is `untagged`, belongs to the list before it: no
-/// option does.
+/// option does. An address has five more pieces, whatever they begin with.
 fn parse_wire(text: &str) -> Result<(SavedUplink, String), String> {
     let mut argument = format!("{WIRE}=");
+    let mut of_address = 0_u32;
     for (at, piece) in text.split(':').enumerate() {
-        let is_rest = piece == "untagged" || piece.starts_with(|c: char| c.is_ascii_digit());
+        let is_rest = of_address > 0 || piece == "untagged" || piece.starts_with(|c: char| c.is_ascii_digit());
+        of_address = if piece.starts_with("static-mac=") { 5 } else { of_address.saturating_sub(1) };
         match at {
             0 => {}
             _ if is_rest => argument.push(':'),

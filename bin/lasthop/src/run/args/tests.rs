@@ -137,6 +137,12 @@ fn a_device_may_have_a_wire() {
     assert_eq!(argument, "wire=eth1,af_xdp,queues=4,gro=off,vlans=untagged:10:20-30,nice=-5,rate-to=950M:256K");
     assert_eq!((uplink.driver.as_deref(), uplink.queues, uplink.nice), (Some("af_xdp"), 4, -5));
     assert_eq!(parse_uplink_arg(&argument).map(|arg| (arg.spec, arg.settings.len())), Ok((uplink, 1)));
+    for addresses in ["52:54:00:ab:cd:ef", "52:54:00:ab:cd:ef@10:spare:static-mac=f2:54:00:ab:cd:ef:nice=-5"] {
+        let (_, argument) = wire(&format!("eth1:static-mac={addresses}")).unwrap();
+        let uplink = parse_uplink_arg(&argument).unwrap();
+        let settings = if addresses.contains("spare") { 2 } else { 1 };
+        assert_eq!((uplink.settings.len(), uplink.spec.spare), (settings, settings == 2), "{argument}");
+    }
     for (bad, wrong) in [
         ("", "cannot be an interface"),
         ("a-name-that-is-too-long", "cannot be an interface"),
@@ -144,7 +150,13 @@ fn a_device_may_have_a_wire() {
         ("eth1:queues=17", "use 1 to 16"),
         ("eth1:cable=off", "unknown option"),
         ("eth1,wire=eth2", "one wire"),
+        ("eth1:static-mac=52:54:00:ab:cd", "static-mac"),
         ("eth1,af_xdp", "wire=eth1:af_xdp"),
+        ("eth1,spare", "wire=eth1:af_xdp"),
+        ("eth1,queues=99", "wire=eth1:af_xdp"),
+        ("eth1,rate-to=950M", "wire=eth1:af_xdp"),
+        ("eth1,rulez=7", "unknown option \"rulez=7\"; there are"),
+        ("eth1,dma", "unknown option \"dma\"; there are"),
     ] {
         let error = wire(bad).unwrap_err();
         assert!(error.contains(wrong), "{bad}: {error}");

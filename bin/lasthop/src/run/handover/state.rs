@@ -20,6 +20,7 @@ use super::super::setup::{Setup, Unsaved};
 use super::super::store::Store;
 use super::super::supervisor::{Outliving, Supervisor, port_token};
 use super::super::uplink::{Uplink, UplinkState};
+use super::super::wires::OfDevice;
 use super::{Fd, Giver, Moment, Taker, VERSION, own_arguments};
 use lasthop_hostview::{Handed, HandedProgram, HostMonitor};
 use lasthop_ipc::RateLimit;
@@ -275,6 +276,7 @@ fn setup_of(
         bpf: !args.no_bpf,
         switch: (switch, PathBuf::new()),
         devices: devices::wanted(args, cpus.as_ref())?,
+        of_device: OfDevice::new(args),
         control: PathBuf::new(),
         rules: args.device_rules.map(|rules| (rules, args.device_walk)),
         dma: args.device_dma,

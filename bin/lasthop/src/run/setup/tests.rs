@@ -69,3 +69,13 @@ fn a_directory_is_locked_once() {
     std::fs::write(dir.path().join("file"), "").unwrap();
     assert!(lock(&dir.path().join("file/dir"), "lock", "--run-dir", 0o755, Instant::now()).is_err());
 }
+
+#[test]
+fn what_was_told_at_run_time_wins_in_a_device_that_is_started_again() {
+    let settings = |text: &str| PortSettings::try_from(text.to_owned()).unwrap();
+    let given = ["a", "b", "c"].map(|name| (name.to_owned(), vec![("rate-to".to_owned(), "10M".to_owned())]));
+    let saved = || [("a".to_owned(), settings("rate-to=20M")), ("b".to_owned(), settings(""))].into();
+    let of = |again| with_given(saved(), &given, again).into_values().map(|set| set.to_string()).collect::<Vec<_>>();
+    assert_eq!(of(false), ["rate-to=10M"; 3]);
+    assert_eq!(of(true), ["rate-to=20M", "", "rate-to=10M"]);
+}
