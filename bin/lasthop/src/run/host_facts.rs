@@ -2,7 +2,7 @@
 
 use super::boost::Boost;
 use super::supervisor::Supervisor;
-use lasthop_hostview::HostMonitor;
+use lasthop_hostview::{HostMonitor, MonitorError};
 use lasthop_management_ipc::{HostFacts, MAX_OUTDATED};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
@@ -20,18 +20,27 @@ pub struct Missing {
 }
 
 impl Missing {
-    /// Watches cores and VMs, if the kernel lets us; if not, says why, once.
+    /// Where it is to be read what cores and VMs do, if the kernel lets us watch them; if not, says why, once.
     pub fn monitor(&mut self, bpf: bool) -> Result<HostMonitor, Errno> {
         if bpf {
-            match HostMonitor::start() {
+            match HostMonitor::begin() {
                 Ok(monitor) => return Ok(monitor),
-                Err(e) => {
-                    warn!("not known which VMs run and which cores are idle: {e}; going on without");
-                    self.vms = Some(e.to_string());
-                }
+                Err(e) => self.unknown(&e),
             }
         }
         HostMonitor::without_program()
+    }
+
+    /// They are watched from now on: once children are ready, who start meanwhile, and before the first front-end is connected.
+    pub fn watch(&mut self, monitor: &mut HostMonitor) {
+        if let Err(e) = monitor.watch() {
+            self.unknown(&e);
+        }
+    }
+
+    fn unknown(&mut self, e: &MonitorError) {
+        warn!("not known which VMs run and which cores are idle: {e}; going on without");
+        self.vms = Some(e.to_string());
     }
 
     /// The way by which the switch has its threads lifted out of the idle class, if there is one; if not, says why, once.

@@ -146,6 +146,7 @@ impl Supervisor {
                 if let Some(cgroup_accounting) = &mut self.cgroup_accounting {
                     cgroup_accounting.set_vm(id.0, tgid, self.port_threads.of(id.0, self.switch.pid()));
                 }
+                self.missing.watch(&mut self.monitor);
                 let tgid = tgid.filter(|_| self.monitor.is_live());
                 let vm = tgid.and_then(|tgid| self.monitor.register(id.0, tgid));
                 self.sessions.set_vm(id, vm);

@@ -527,6 +527,7 @@ impl Supervisor {
             // told for another reason would wait for ever.
             let written = writeln!(stdout, "ready").and_then(|()| stdout.flush());
             let failed = written.err().filter(|e| e.kind() != io::ErrorKind::BrokenPipe);
+            self.missing.watch(&mut self.monitor);
             let wrong = "\"ready\" could not be written to standard output";
             self.not_ready = failed.map(|e| format!("{wrong}: {e}; make room there, or send it elsewhere"));
         }

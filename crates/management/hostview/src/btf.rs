@@ -11,6 +11,10 @@ pub struct Btf {
     names: usize,
 }
 
+/// The number of a structure's type.
+#[derive(Clone, Copy, Debug)]
+pub struct Structure(u32);
+
 /// `kind` of `struct btf_type`.
 mod kind {
     pub(super) const PTR: u32 = 2;
@@ -102,9 +106,14 @@ impl Btf {
         None
     }
 
-    /// Offset in bytes of a member of `struct structure`, looking into members without a name.
-    pub fn offset(&self, structure: &str, member: &str) -> Option<i16> {
-        let bits = self.member(self.find(kind::STRUCT, structure)?, member, MAX_DEPTH)?;
+    /// A `struct`, found by its name among all types of the kernel.
+    pub fn structure(&self, name: &str) -> Option<Structure> {
+        Some(Structure(self.find(kind::STRUCT, name)?))
+    }
+
+    /// Offset in bytes of a member of it, looking into members without a name.
+    pub fn offset(&self, structure: Structure, member: &str) -> Option<i16> {
+        let bits = self.member(structure.0, member, MAX_DEPTH)?;
         (bits % 8 == 0).then(|| i16::try_from(bits / 8).ok())?
     }
 
@@ -129,13 +138,12 @@ impl Btf {
         None
     }
 
-    /// A tracepoint's type, and which of its arguments point to a `struct structure`.
-    pub fn tracepoint(&self, name: &str, structure: &str) -> Option<(u32, Vec<i16>)> {
+    /// A tracepoint's type, and which of its arguments point to such a structure.
+    pub fn tracepoint(&self, name: &str, structure: Structure) -> Option<(u32, Vec<i16>)> {
         let id = self.find(kind::TYPEDEF, &format!("btf_trace_{name}"))?;
         let (_, _, pointer) = self.describe(id)?;
         let (kind::PTR, _, function) = self.describe(pointer)? else { return None };
         let (kind::FUNC_PROTO, parameters, _) = self.describe(function)? else { return None };
-        let structure = self.find(kind::STRUCT, structure)?;
         let at = self.types[function as usize] + 12;
         let is_one = |i: &i16| {
             let of = usize::try_from(*i).ok().and_then(|i| self.u32(at + 8 * i + 4));
@@ -143,7 +151,7 @@ impl Btf {
                 (kind::PTR, _, to) => self.plain(to),
                 _ => None,
             });
-            target == Some(structure)
+            target == Some(structure.0)
         };
         // The first parameter is the tracepoint's own and not an argument.
         Some((id, (1..i16::try_from(parameters).ok()?).filter(is_one).map(|i| i - 1).collect()))
@@ -174,9 +182,11 @@ mod tests {
         ]
         .concat();
         let btf = Btf::parse(bytes(&types, names)).unwrap();
-        assert_eq!(btf.offset("s", "a"), Some(0));
-        assert_eq!(btf.offset("s", "b"), Some(8));
-        assert_eq!((btf.offset("s", "c"), btf.offset("t", "a"), btf.tracepoint("x", "s")), (None, None, None));
+        let s = btf.structure("s").unwrap();
+        assert_eq!(btf.offset(s, "a"), Some(0));
+        assert_eq!(btf.offset(s, "b"), Some(8));
+        assert_eq!((btf.offset(s, "c"), btf.tracepoint("x", s)), (None, None));
+        assert!(btf.structure("t").is_none());
     }
 
     #[test]
@@ -193,8 +203,9 @@ mod tests {
     #[test]
     fn this_kernel_has_what_the_program_needs() {
         let Ok(btf) = Btf::of_kernel() else { return eprintln!("skipped: this kernel has no BTF") };
-        assert_ne!(btf.offset("task_struct", "pid"), btf.offset("task_struct", "tgid"));
-        let (_, tasks) = btf.tracepoint("sched_switch", "task_struct").unwrap();
+        let task = btf.structure("task_struct").unwrap();
+        assert_ne!(btf.offset(task, "pid"), btf.offset(task, "tgid"));
+        let (_, tasks) = btf.tracepoint("sched_switch", task).unwrap();
         assert_eq!(tasks.len(), 2, "from whom and to whom");
     }
 }

@@ -14,6 +14,7 @@ use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::thread::JoinHandle;
 
 /// VMs that can be watched at a time; one beyond goes without.
 const SLOTS: u32 = 2048;
@@ -54,6 +55,8 @@ impl From<LoadError> for MonitorError {
 #[derive(Debug)]
 pub struct HostMonitor {
     view: OwnedFd,
+    /// The thread that loads the program.
+    loads: Option<JoinHandle<Result<Program, MonitorError>>>,
     program: Option<Program>,
 }
 
@@ -76,11 +79,12 @@ struct Program {
 impl HostMonitor {
     /// Only where cores lie; nothing is ever known of what they do.
     pub fn without_program() -> Result<Self, Errno> {
-        Ok(Self { view: image(0)?.into_frozen()?, program: None })
+        Ok(Self { view: image(0)?.into_frozen()?, loads: None, program: None })
     }
 
-    /// Loads the program and looks at every core once.
-    pub fn start() -> Result<Self, MonitorError> {
+    /// Makes the memory, and has the program loaded by a thread of its own, for that takes the kernel and the search in its types longer than a process to
+    /// start. Nothing is known of VMs before [`HostMonitor::watch`].
+    pub fn begin() -> Result<Self, MonitorError> {
         let pids = rustix::fs::stat("/proc/self/ns/pid").map_err(|e| MonitorError::Kernel(format!("/proc: {e}")))?;
         if pids.st_ino != HOST_PIDS {
             return Err(MonitorError::PidNamespace);
@@ -93,26 +97,19 @@ impl HostMonitor {
         memory.freeze()?;
         let vms = BpfMap::new(MapKind::Hash, c"lasthop_vms", 4, VM_VALUE, SLOTS)?;
         let vcpus = BpfMap::new(MapKind::LruHash, c"lasthop_vcpus", 4, 4, VCPUS)?;
+        let view = memory.as_fd().try_clone_to_owned().map_err(|_| Errno::MFILE)?;
+        let load = move || Program::load(&memory, vms, &vcpus);
+        let loads = std::thread::Builder::new().name("host-view".into()).spawn(load).map_err(|_| Errno::AGAIN)?;
+        Ok(Self { view, loads: Some(loads), program: None })
+    }
 
-        let kernel = btf::Btf::of_kernel().and_then(|btf| Kernel::find(&btf)).map_err(MonitorError::Kernel)?;
-        let cores = topology::possible(Path::new(topology::SYSFS));
-        let maps = Maps {
-            memory: memory.as_fd().as_raw_fd(),
-            vms: vms.as_fd().as_raw_fd(),
-            vcpus: vcpus.as_fd().as_raw_fd(),
-            cores: cores as u32,
-            slots: SLOTS,
-        };
-        let load =
-            |kind, name, code: Option<Vec<u64>>| BpfProgram::load(kind, name, LICENSE, &code.unwrap_or_default());
-        let on_switch = program::on_switch(&kernel, &maps);
-        let on_switch = load(ProgramKind::TypedTracepoint(kernel.tracepoint), c"lasthop_switch", on_switch)?;
-        let look = load(ProgramKind::RawTracepoint, c"lasthop_look", program::on_demand(&kernel, &maps))?;
-        let attached = on_switch.attach()?;
-        let (ports, slots) = (BTreeMap::new(), BTreeMap::new());
-        let program = Program { vms, look, _on_switch: (on_switch, attached), cores, ports, slots, last: SLOTS - 1 };
-        program.look_everywhere(None);
-        Ok(Self { view: memory.as_fd().try_clone_to_owned().map_err(|_| Errno::MFILE)?, program: Some(program) })
+    /// Waits until the program is loaded, and every core has been looked at once. Nothing, if that is so, or there is to be no program. After an error nothing
+    /// is known of cores and VMs, and it is not tried again.
+    pub fn watch(&mut self) -> Result<(), MonitorError> {
+        if let Some(loads) = self.loads.take() {
+            self.program = Some(loads.join().unwrap_or(Err(MonitorError::Failed(Errno::CANCELED)))?);
+        }
+        Ok(())
     }
 
     /// Whether cores and VMs are watched. Then this is the host's PID namespace, and every process has a number here.
@@ -188,11 +185,33 @@ impl HostMonitor {
                 let (vms, look) = (BpfMap::kept(vms, 4, VM_VALUE), BpfProgram::kept(look));
                 Program { vms, look, _on_switch: (BpfProgram::kept(on_switch), attached), cores, ports, slots, last }
             });
-        Self { view, program }
+        Self { view, loads: None, program }
     }
 }
 
 impl Program {
+    fn load(memory: &BpfMap, vms: BpfMap, vcpus: &BpfMap) -> Result<Self, MonitorError> {
+        let kernel = btf::Btf::of_kernel().and_then(|btf| Kernel::find(&btf)).map_err(MonitorError::Kernel)?;
+        let cores = topology::possible(Path::new(topology::SYSFS));
+        let maps = Maps {
+            memory: memory.as_fd().as_raw_fd(),
+            vms: vms.as_fd().as_raw_fd(),
+            vcpus: vcpus.as_fd().as_raw_fd(),
+            cores: cores as u32,
+            slots: SLOTS,
+        };
+        let load =
+            |kind, name, code: Option<Vec<u64>>| BpfProgram::load(kind, name, LICENSE, &code.unwrap_or_default());
+        let on_switch = program::on_switch(&kernel, &maps);
+        let on_switch = load(ProgramKind::TypedTracepoint(kernel.tracepoint), c"lasthop_switch", on_switch)?;
+        let look = load(ProgramKind::RawTracepoint, c"lasthop_look", program::on_demand(&kernel, &maps))?;
+        let attached = on_switch.attach()?;
+        let (ports, slots) = (BTreeMap::new(), BTreeMap::new());
+        let program = Program { vms, look, _on_switch: (on_switch, attached), cores, ports, slots, last: SLOTS - 1 };
+        program.look_everywhere(None);
+        Ok(program)
+    }
+
     fn register(&mut self, port: u32, tgid: u32) -> Option<u32> {
         if !self.slots.contains_key(&tgid) {
             let taken = |slot: &u32| self.slots.values().any(|s| s == slot);

@@ -46,10 +46,10 @@ impl Kernel {
     /// Looks it up. The error is one line.
     pub fn find(btf: &Btf) -> Result<Self, String> {
         let no = |what: &str| format!("this kernel's BTF has no {what}");
-        let (tracepoint, tasks) =
-            btf.tracepoint("sched_switch", "task_struct").ok_or_else(|| no("tracepoint sched_switch"))?;
+        let task = btf.structure("task_struct").ok_or_else(|| no("task_struct"))?;
+        let (tracepoint, tasks) = btf.tracepoint("sched_switch", task).ok_or_else(|| no("tracepoint sched_switch"))?;
         let &[previous, next] = &tasks[..] else { return Err(no("sched_switch from one task to another")) };
-        let member = |name: &str| btf.offset("task_struct", name);
+        let member = |name: &str| btf.offset(task, name);
         let need = |name: &str| member(name).ok_or_else(|| no(&format!("task_struct.{name}")));
         Ok(Self {
             tracepoint,

@@ -19,10 +19,14 @@ use std::time::{Duration, Instant};
 const LIMIT: Duration = Duration::from_secs(20);
 
 fn monitor() -> Option<(HostMonitor, HostView)> {
-    match HostMonitor::start() {
-        Ok(monitor) => {
-            let view = HostView::map(monitor.view()).unwrap();
-            assert!(view.is_live());
+    let started = HostMonitor::begin().and_then(|mut monitor| {
+        let view = HostView::map(monitor.view()).unwrap();
+        assert!(!monitor.is_live() && view.core(0).is_none(), "nothing is known yet");
+        monitor.watch().map(|()| (monitor, view))
+    });
+    match started {
+        Ok((monitor, view)) => {
+            assert!(view.is_live() && monitor.is_live());
             Some((monitor, view))
         }
         Err(e) if !rustix::process::geteuid().is_root() || !std::fs::exists("/sys/kernel/btf/vmlinux").unwrap() => {
