@@ -180,6 +180,7 @@ pub(crate) fn port(id: PortId, config: Option<&PortConfig>, info: Option<&PortIn
             .collect();
         port.from_guest = totals(&i.from_guest);
         port.to_guest = totals(&i.to_guest);
+        port.copied_ns = i.to_guest.busy_ns;
         port.waiting = i.waiting;
     }
     if let Some(c) = config {

@@ -217,7 +217,7 @@ fn cells(from: &Totals, to: &Totals, verbose: bool) -> Vec<u64> {
     let mut cells = vec![from.packets, from.bytes, to.packets, to.bytes, all_drops(from) + all_drops(to)];
     if verbose {
         cells.extend([from.replicated, from.missed, to.segments, to.checksums]);
-        cells.extend([from.notifications, to.notifications, from.held, ms(from.busy_ns)]);
+        cells.extend([from.notifications, to.notifications, from.held, ms(from.busy_ns), ms(to.busy_ns)]);
     }
     cells
 }
@@ -235,6 +235,7 @@ fn counters(stats: &Stats, verbose: bool) -> String {
             "INTERRUPTS",
             "HELD",
             "BUSY MS",
+            "COPIED MS",
             "CPU MS",
         ]);
     }

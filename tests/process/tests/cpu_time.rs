@@ -169,3 +169,69 @@ fn the_processes_of_uplinks_count() {
     between(before, ns(&stats["switch"]["cpu"]["uplinks_ns"]), uplinks());
     assert!(ns(&stats["ports"][0]["cpu_ns"]) > 0, "{stats}");
 }
+
+/// Two guests send to three, one of which gets packets of both.
+#[test]
+fn what_is_copied_to_a_guest_counts_there_whoever_sends() {
+    const NAMES: [&str; 5] = ["a", "b", "x", "y", "z"];
+    let dir = scratch();
+    let ports = NAMES.map(|name| Port::listen(name, dir.path()));
+    let lasthop = Lasthop::start_with(&ports, &["--helpers", "none"]);
+    let guest = |n: usize| Guest::connect(&ports[n].socket, mac(n as u8 + 1), Options::default());
+    let [mut a, mut b, mut x, mut y, mut z] = [0, 1, 2, 3, 4].map(guest);
+    NAMES.iter().for_each(|name| lasthop.wait_for_state(name, "up"));
+    // What was written to each port, what its packets took, and how many of these met no flow.
+    let figures = || {
+        let list = lasthop.json(&["port", "list"]);
+        NAMES.map(|name| {
+            let port = list["ports"].as_array().expect("ports").iter().find(|p| p["name"] == name).expect("the port");
+            assert_eq!(port["copied_ns"], port["to_guest"]["busy_ns"]);
+            [&port["copied_ns"], &port["from_guest"]["busy_ns"], &port["from_guest"]["missed"]].map(ns)
+        })
+    };
+    let mut number = 10;
+    let mut exchange = |from: &mut Guest, [one, other]: [&mut Guest; 2], frames: u32| {
+        for _ in 0..frames {
+            for to in [&mut *one, &mut *other] {
+                from.send(&numbered(from.mac, to.mac, number, 1400));
+                to.expect_number(number);
+                number += 1;
+            }
+        }
+    };
+    a.greet(&mut x, 1);
+    a.greet(&mut y, 2);
+    b.greet(&mut y, 3);
+    b.greet(&mut z, 4);
+    exchange(&mut a, [&mut x, &mut y], 2);
+    exchange(&mut b, [&mut y, &mut z], 2);
+    for (sender, receivers) in [(0, [2, 3]), (1, [3, 4])] {
+        let before = figures();
+        if sender == 0 {
+            exchange(&mut a, [&mut x, &mut y], 1000);
+        } else {
+            exchange(&mut b, [&mut y, &mut z], 1000);
+        }
+        // A burst's time is counted a moment after it has arrived, and the copies in it before.
+        wait_for("what was copied to be a part of what the packets took", PATIENCE, || {
+            let after = figures();
+            let since = |port: usize, what: usize| after[port][what] - before[port][what];
+            assert_eq!([0, 1, 2, 3, 4].map(|port| since(port, 2)), [0; 5], "all met a flow");
+            let copied = [0, 1, 2, 3, 4].map(|port| since(port, 0));
+            assert!((0..5).all(|port| (copied[port] > 0) == receivers.contains(&port)), "{copied:?}");
+            println!("{copied:?} of {}", since(sender, 1));
+            copied.iter().sum::<u64>() < since(sender, 1)
+        });
+    }
+    let ms = |port: usize| figures()[port][0] / 1_000_000;
+    let shown = lasthop.command(&["show", "y"]);
+    assert!(shown.contains(&format!("busy with its packets; {} ms to copy others' to it", ms(3))), "{shown}");
+    let stats = lasthop.command(&["stats", "--verbose"]);
+    let column = |name: &str| stats.lines().find(|line| line.starts_with(name)).expect("a line").split_whitespace();
+    // The last but one: numbers' headings are of one word or two.
+    assert_eq!(column("y ").rev().nth(1).and_then(|cell| cell.parse().ok()), Some(ms(3)), "{stats}");
+    assert!(stats.contains("BUSY MS  COPIED MS  CPU MS"), "{stats}");
+    let metrics = lasthop.command(&["metrics"]);
+    let seconds = metrics.lines().find_map(|line| line.strip_prefix("lasthop_port_copied_seconds_total{port=\"y\"} "));
+    assert_eq!(seconds.and_then(|seconds| seconds.parse().ok()), Some(figures()[3][0] as f64 / 1e9), "{metrics}");
+}

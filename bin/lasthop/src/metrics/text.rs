@@ -225,6 +225,11 @@ fn of_ports(ports: &[Port]) -> Vec<Family> {
             by_port(ports, |p| Some(seconds(p.from_guest.busy_ns))),
         ),
         family(
+            "port_copied_seconds",
+            "Time on the clock in which packets were written to its guest's buffers, whoever sent them",
+            by_port(ports, |p| Some(seconds(p.copied_ns))),
+        ),
+        family(
             "port_cpu_seconds",
             "Processor time of the port's own thread",
             by_port(ports, |p| p.cpu_ns.map(seconds)),
@@ -389,6 +394,7 @@ mod tests {
             name: "vm1".into(),
             state: "up".into(),
             cpu_ns: Some(2_000_000_000),
+            copied_ns: 250_000_000,
             vm: Some("running".into()),
             translation: Some(Translation {
                 ranges: 3,
@@ -440,6 +446,7 @@ mod tests {
             "lasthop_port_dropped_packets_total{port=\"vm1\",direction=\"to_guest\",reason=\"no_buffers\"} 3",
             "lasthop_port_busy_seconds_total{port=\"vm1\"} 1.5",
             "lasthop_port_cpu_seconds_total{port=\"vm1\"} 2.0",
+            "lasthop_port_copied_seconds_total{port=\"vm1\"} 0.25",
             "lasthop_port_up{port=\"vm1\"} 1.0",
             "lasthop_port_up{port=\"vm2\"} 0.0",
             "lasthop_port_trouble{port=\"vm2\"} 1.0",

@@ -280,7 +280,8 @@ fn time(port: &Port) -> Vec<String> {
     let own = port
         .cpu_ns
         .map_or_else(|| "no thread of its own".into(), |ns| format!("{} ms of its own thread", ns / 1_000_000));
-    let mut lines = vec![format!("{own}; {} ms busy with its packets", port.from_guest.busy_ns / 1_000_000)];
+    let [busy, copied] = [port.from_guest.busy_ns, port.copied_ns].map(|ns| ns / 1_000_000);
+    let mut lines = vec![format!("{own}; {busy} ms busy with its packets; {copied} ms to copy others' to it")];
     lines.extend(port.cpu_bound.as_ref().map(|bound| {
         let [spent, most] = [bound.spent_ns, bound.most_ns].map(|ns| ns / 10_000_000);
         let held = bound.held_to().unwrap_or_else(|| "nothing".into());

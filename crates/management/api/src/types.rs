@@ -68,6 +68,9 @@ pub struct Port {
     /// Processor time of the port's own thread, in nanoseconds, since the switch process started; none while it has no
     /// thread.
     pub cpu_ns: Option<u64>,
+    /// Nanoseconds on the clock in which packets were written to its guest's buffers, whoever sent them.
+    #[serde(default)]
+    pub copied_ns: u64,
     /// How its bound of processor time (`max-cpu`) is kept; none without one, and for the first second.
     #[serde(default)]
     pub cpu_bound: Option<CpuBound>,
@@ -147,7 +150,7 @@ pub struct Totals {
     pub checksums: u64,
     /// Kicks received or interrupts sent.
     pub notifications: u64,
-    /// From the guest: nanoseconds in which the switch was busy with its packets.
+    /// From the guest: nanoseconds in which the switch was busy with its packets. To the guest: as a port's `copied_ns`.
     pub busy_ns: u64,
     /// From the guest: how often a queue was not read, because the port had sent all that `rate-from` lets it.
     pub held: u64,

@@ -46,8 +46,9 @@ pub struct PortFigures<Count, Drops> {
     pub headers: Count,
     /// Kicks received (from_guest) or interrupts sent (to_guest).
     pub notifications: Count,
-    /// from_guest only: nanoseconds in which packets from it were switched, to wherever they went. Written by the worker
-    /// that serves the queue, of which there is one.
+    /// from_guest: nanoseconds in which packets from it were switched, to wherever they went. Written by the worker
+    /// that serves the queue, of which there is one. to_guest: those of them, and of the thread that talks to control, in which packets were written
+    /// to it: with its lock held, and until its driver was shown them.
     pub busy_ns: Count,
     /// from_guest only: how often the queue was not read, because its port had sent all that its settings let it.
     pub held: Count,

@@ -34,13 +34,8 @@ impl RateLimiter {
         }
     }
 
-    /// There is one.
+    /// Time for each byte, and for each packet; zeros if there is no limit.
     #[inline]
-    pub(crate) fn is_set(&self) -> bool {
-        self.byte.load(Relaxed) | self.packet.load(Relaxed) != 0
-    }
-
-    /// Time for each byte, and for each packet.
     fn costs(&self) -> [u64; 2] {
         [self.byte.load(Relaxed), self.packet.load(Relaxed)]
     }
@@ -49,14 +44,14 @@ impl RateLimiter {
     #[inline]
     pub(crate) fn until(&self, now_ns: u64) -> Option<u64> {
         let until_ns = self.paid_ns.load(Relaxed).saturating_sub(self.burst_ns.load(Relaxed));
-        Some(until_ns).filter(|until_ns| *until_ns > now_ns && self.is_set())
+        Some(until_ns).filter(|until_ns| *until_ns > now_ns && self.costs() != [0; 2])
     }
 
     /// So much was done.
     #[inline]
     pub(crate) fn charge(&self, packets: u64, bytes: u64, now_ns: u64) {
-        if self.is_set() {
-            let costs = self.costs();
+        let costs = self.costs();
+        if costs != [0; 2] {
             let bytes = costs[0].saturating_mul(bytes);
             let cost = bytes.saturating_add(costs[1].saturating_mul(packets)) >> SHIFT;
             self.paid_ns.fetch_max(now_ns, Relaxed);

@@ -266,8 +266,7 @@ impl Forwarder {
             return Some(FRAME_WORK);
         };
         let guard = if wait { queue.lock() } else { queue.try_lock()? };
-        let now_ns = self.datapath.now_ns();
-        let work = visit(&self.datapath, port, queue, guard, Load { packets: 1, frames: 1, copy }, |target| {
+        let work = visit(&self.datapath, port, queue, guard, Load { packets: 1, frames: 1, copy }, |target, now_ns| {
             target.skip_if_nothing(now_ns);
             let result = target.deliver(packet, pieces, false);
             target.note_nothing(now_ns);

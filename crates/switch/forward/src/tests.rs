@@ -16,6 +16,7 @@ const MS: u64 = 1_000_000;
 
 mod actions;
 mod alloc;
+mod copied;
 mod dirty;
 mod edits;
 mod hostile;

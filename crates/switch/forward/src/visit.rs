@@ -22,8 +22,9 @@ pub(crate) struct Load {
     pub(crate) copy: Option<DropReason>,
 }
 
-/// Has `fill` deliver to a ring whose lock is held. Then its driver is shown all of it at once, is interrupted, now
-/// or when its batch is full, and a ring that broke is stopped. `None` if the ring is not started.
+/// Has `fill` deliver to a ring whose lock is held; it is told what time it is. Then its driver is shown all of it at once, is interrupted, now
+/// or when its batch is full, and a ring that broke is stopped. `None` if the ring is not started. How long it took, to when the driver was shown
+/// it, counts at the ring.
 #[inline]
 pub(crate) fn visit<R>(
     datapath: &Datapath,
@@ -31,7 +32,7 @@ pub(crate) fn visit<R>(
     queue: &Queue,
     mut guard: QueueGuard<'_>,
     load: Load,
-    fill: impl FnOnce(&mut Target<'_>) -> R,
+    fill: impl FnOnce(&mut Target<'_>, u64) -> R,
 ) -> Option<R> {
     let Some(started) = guard.started() else {
         // While the lock is held: these counters are added to by its holder alone.
@@ -41,15 +42,16 @@ pub(crate) fn visit<R>(
     let memory = started.memory.clone();
     let short = load.copy.unwrap_or(DropReason::NoBuffers);
     let mut target = Target::new(started, &memory, port.mtu(), &queue.counters, load.frames, short);
-    let now_ns = if port.gets.is_set() { datapath.now_ns() } else { 0 };
-    if port.gets.until(now_ns).is_some() {
+    let begun_ns = datapath.now_ns();
+    if port.gets.until(begun_ns).is_some() {
         target.refuse();
     }
-    let result = fill(&mut target);
-    port.gets.charge(target.packets, target.bytes, now_ns);
+    let result = fill(&mut target, begun_ns);
+    port.gets.charge(target.packets, target.bytes, begun_ns);
     let packets = (target.packets as u32).max(1);
     let (call, broken) = target.finish();
     drop(target);
+    queue.counters.busy_ns.add(datapath.now_ns().saturating_sub(begun_ns));
     if call && port.interrupts_now(queue, packets) {
         guard.call();
     }
@@ -76,7 +78,7 @@ impl Forwarder {
             let frames = if passes_on { burst.chains.list.len() } else { planned as usize };
             let load = Load { packets: planned.into(), frames, copy };
             let (done, plan, packets) = (self.plan.done, &mut self.plan, &*self.packets);
-            let filled = visit(&self.datapath, port, queue, queue.lock(), load, |target| {
+            let filled = visit(&self.datapath, port, queue, queue.lock(), load, |target, _| {
                 fill(plan, packets, &destination, target, burst, passes_on)
             });
             match filled {
