@@ -159,6 +159,87 @@ fn a_guest_takes_no_more_than_its_bound_and_its_neighbour_gets_the_rest() {
     site.lasthop.check_sums();
 }
 
+/// Sends as fast as the rings take frames, the first guest to the third and the second to the fourth.
+fn flood_pairs([mut a, mut b, mut sink, mut other]: [Guest; 4], stop: &AtomicBool) {
+    let frames = [numbered(a.mac, sink.mac, 0, LEN), numbered(b.mac, other.mac, 0, LEN)];
+    sink.send(&numbered(sink.mac, a.mac, 1, 60));
+    other.send(&numbered(other.mac, b.mac, 1, 60));
+    while !stop.load(Ordering::Relaxed) {
+        for (guest, frame) in [&mut a, &mut b].into_iter().zip(&frames) {
+            for _ in 0..256 {
+                if !guest.try_send(VnetHdr::default(), frame) {
+                    break;
+                }
+            }
+        }
+        [&mut sink, &mut other].into_iter().for_each(|guest| while guest.try_recv().is_some() {});
+    }
+}
+
+/// A quota of a receiver: nobody is slower for it but who sends to it.
+#[test]
+fn copies_to_a_guest_take_no_more_than_its_bound_and_what_goes_to_others_is_not_less() {
+    const NAMES: [&str; 4] = ["a", "b", "sink", "other"];
+    let dir = scratch();
+    let lasthop = Lasthop::start_with(&NAMES.map(|name| Port::listen(name, dir.path())), &["--helpers", "none"]);
+    let mut n = 0;
+    let guests = NAMES.map(|name| {
+        n += 1;
+        let options = Options::net(|net| net.size = if n > 2 { 4096 } else { 1024 });
+        Guest::connect(&dir.path().join(format!("{name}.sock")), mac(n), options)
+    });
+    NAMES.iter().for_each(|name| lasthop.wait_for_state(name, "up"));
+    let number = |port: &str, of: [&str; 2]| {
+        let port = lasthop.port(port);
+        let value = if of[0].is_empty() { &port[of[1]] } else { &port[of[0]][of[1]] };
+        value.as_u64().expect("a number")
+    };
+    // A second, of 4 s.
+    let rate = |port: &str, of: [&str; 2]| {
+        let (before, since) = (number(port, of), Instant::now());
+        std::thread::sleep(Duration::from_secs(4));
+        (number(port, of) - before) as f64 / since.elapsed().as_secs_f64()
+    };
+    let percent = || rate("sink", ["", "copied_ns"]) / 1e7;
+    let others = || rate("other", ["to_guest", "packets"]);
+    let bound = || lasthop.port("sink")["copy_bound"].take();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let _stop = Stop(&stop);
+        scope.spawn(|| flood_pairs(guests, &stop));
+        let (unbounded, before, all) = (percent(), others(), rate("sink", ["to_guest", "packets"]));
+        let most = (unbounded / 4.0).ceil();
+        println!("without a bound: {unbounded} %, {all} packets a second, {before} to the other");
+        let said = lasthop.command(&["port", "set", "sink", "--max-cpu-to", &most.to_string()]);
+        assert_eq!(said, format!("port sink: max-cpu-to={most}\n"));
+        let end = Instant::now() + 3 * PATIENCE;
+        loop {
+            let (spent, after) = (percent(), others());
+            println!("with a bound: {spent} % of {most}, {after} packets a second to the other; {}", bound());
+            if (most * 0.75..=most * 1.25).contains(&spent) && after > 0.9 * before {
+                break;
+            }
+            assert!(Instant::now() < end, "{spent} %, not {most}, and {after} of {before}: {}", lasthop.log());
+        }
+        let told = bound();
+        assert!(told["packets_per_second"].as_u64() > Some(1000) && told["missed_ms"].is_null(), "{told}");
+        assert_eq!(told["most_ns"].as_f64(), Some(most * 1e7), "{told}");
+        assert!(lasthop.port("sink")["cpu_bound"].is_null() && lasthop.port("a")["copy_bound"].is_null());
+        assert_eq!(number("a", ["from_guest", "held"]), 0, "its ring is read: it may have packets for others");
+        let shown = lasthop.command(&["show", "sink"]);
+        let line = format!("of {most} that it may take (max-cpu-to): it is held to ");
+        assert!(shown.contains(&line) && shown.contains("short packets a second"), "{shown}");
+        let metrics = lasthop.command(&["metrics"]);
+        assert!(metrics.contains("lasthop_port_max_cpu_to_packets_per_second{port=\"sink\"}"), "{metrics}");
+        assert!(!metrics.contains("lasthop_port_max_cpu_processors"), "{metrics}");
+
+        lasthop.command(&["port", "set", "sink", "--max-cpu-to", "0"]);
+        assert!(bound().is_null() && lasthop.port("sink")["settings"] == serde_json::json!([]));
+        wait_for("more to be copied again", PATIENCE, || percent() > 1.5 * most);
+    });
+    lasthop.check_sums();
+}
+
 /// The switch's counters begin anew, control's clock does, and `lasthop run` is another program.
 #[test]
 #[ignore = "rarely breaks, and takes long; `cargo xtask test --long` runs it"]

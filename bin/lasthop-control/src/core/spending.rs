@@ -3,18 +3,18 @@
 use super::{Command, Core, Question};
 use lasthop_ipc::{DatapathRequest, PortInfo};
 use lasthop_management_ipc::{ControlToSupervisor, CpuBound, PortWork};
-use lasthop_types::PortId;
+use lasthop_types::{PortId, PortTotals};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// How often it is looked what was used, in ms.
 const LOOK_MS: u64 = 1000;
 
-/// Ports with a bound, and how it is kept.
+/// Ports with a bound, and how it is kept: of what their guests send, and of what is copied to them.
 #[derive(Debug, Default)]
 pub(super) struct Spending {
-    bounded: BTreeSet<PortId>,
+    bounded: [BTreeSet<PortId>; 2],
     /// As the supervisor last said.
-    bounds: BTreeMap<PortId, CpuBound>,
+    bounds: [BTreeMap<PortId, CpuBound>; 2],
     next_ms: Option<u64>,
 }
 
@@ -24,26 +24,28 @@ impl Spending {
         self.next_ms
     }
 
-    /// The port has a bound, or none any more. Said before there is such a port.
-    pub fn set_bounded(&mut self, port: PortId, bounded: bool, now_ms: u64) {
-        if bounded {
-            self.bounded.insert(port);
-            self.next_ms.get_or_insert(now_ms);
-        } else {
-            self.bounded.remove(&port);
-            self.bounds.remove(&port);
+    /// The port has these bounds, or none any more. Said before there is such a port.
+    pub fn set_bounded(&mut self, port: PortId, bounded: [bool; 2], now_ms: u64) {
+        for ((ports, bounds), bounded) in self.bounded.iter_mut().zip(&mut self.bounds).zip(bounded) {
+            if bounded {
+                ports.insert(port);
+                self.next_ms.get_or_insert(now_ms);
+            } else {
+                ports.remove(&port);
+                bounds.remove(&port);
+            }
         }
-        self.next_ms = self.next_ms.filter(|_| !self.bounded.is_empty());
+        self.next_ms = self.next_ms.filter(|_| self.bounded.iter().any(|ports| !ports.is_empty()));
     }
 
     /// The supervisor says how they are kept.
-    pub fn bounds_are(&mut self, bounds: Vec<CpuBound>) {
-        self.bounds = bounds.into_iter().map(|bound| (bound.port, bound)).collect();
+    pub fn bounds_are(&mut self, bounds: [Vec<CpuBound>; 2]) {
+        self.bounds = bounds.map(|bounds| bounds.into_iter().map(|bound| (bound.port, bound)).collect());
     }
 
-    /// How that of a port is.
-    pub fn bound(&self, port: PortId) -> Option<&CpuBound> {
-        self.bounds.get(&port).filter(|_| self.bounded.contains(&port))
+    /// How those of a port are.
+    pub fn bounds(&self, port: PortId) -> [Option<&CpuBound>; 2] {
+        [0, 1].map(|way| self.bounds[way].get(&port).filter(|_| self.bounded[way].contains(&port)))
     }
 
     /// Whether it is time to look.
@@ -67,14 +69,19 @@ impl Core {
 
     /// The switch's ports are like this.
     pub(super) fn spent(&mut self, ports: &[PortInfo]) {
-        let work = |port: &PortInfo| {
-            let from = &port.from_guest;
-            let woken = from.notifications.saturating_add(from.held);
-            PortWork { port: port.id, busy_ns: from.busy_ns, packets: from.packets, bytes: from.bytes, woken }
+        let work = |port: &PortInfo, of: &PortTotals, woken| PortWork {
+            port: port.id,
+            busy_ns: of.busy_ns,
+            packets: of.packets,
+            bytes: of.bytes,
+            woken,
         };
-        let bounded = ports.iter().filter(|port| self.spending.bounded.contains(&port.id));
-        let done = bounded.map(work).collect();
-        self.commands.push(Command::Supervisor(ControlToSupervisor::Done(done)));
+        let [from, to] = &self.spending.bounded;
+        let from = ports.iter().filter(|port| from.contains(&port.id)).map(|port| {
+            work(port, &port.from_guest, port.from_guest.notifications.saturating_add(port.from_guest.held))
+        });
+        let to = ports.iter().filter(|port| to.contains(&port.id)).map(|port| work(port, &port.to_guest, 0));
+        self.commands.push(Command::Supervisor(ControlToSupervisor::Done([from.collect(), to.collect()])));
     }
 }
 
@@ -86,17 +93,18 @@ mod tests {
     fn it_is_looked_each_second_as_long_as_there_is_a_bound() {
         let (mut spending, [a, b]) = (Spending::default(), [PortId(1), PortId(2)]);
         assert!(spending.deadline_ms().is_none() && !spending.is_due(5));
-        spending.set_bounded(a, true, 10);
-        spending.set_bounded(b, true, 400);
+        spending.set_bounded(a, [true, false], 10);
+        spending.set_bounded(b, [false, true], 400);
         assert!(spending.is_due(10) && !spending.is_due(1009) && spending.is_due(1010));
         let bound = CpuBound { port: a, most_ns: 1, spent_ns: 2, held_to: None, missed_ms: None, missed: 0 };
-        spending.bounds_are(vec![bound]);
-        assert_eq!((spending.bound(a), spending.bound(b)), (Some(&bound), None));
-        spending.set_bounded(a, false, 1500);
+        let of_b = CpuBound { port: b, ..bound };
+        spending.bounds_are([vec![bound], vec![of_b]]);
+        assert_eq!((spending.bounds(a), spending.bounds(b)), ([Some(&bound), None], [None, Some(&of_b)]));
+        spending.set_bounded(a, [false; 2], 1500);
         // What the supervisor has sent before it knew.
-        spending.bounds_are(vec![bound]);
-        assert_eq!((spending.bound(a), spending.deadline_ms()), (None, Some(2010)));
-        spending.set_bounded(b, false, 1600);
+        spending.bounds_are([vec![bound], vec![of_b]]);
+        assert_eq!((spending.bounds(a), spending.deadline_ms()), ([None; 2], Some(2010)));
+        spending.set_bounded(b, [false; 2], 1600);
         assert_eq!(spending.deadline_ms(), None);
     }
 }

@@ -1,7 +1,7 @@
 //! Bounds of processor time.
 
 use lasthop_management_ipc::CpuBound;
-use lasthop_policy::MAX_CPU;
+use lasthop_policy::{MAX_CPU, MAX_CPU_TO};
 
 pub(crate) fn cpu_bound(bound: &CpuBound) -> lasthop_api::CpuBound {
     lasthop_api::CpuBound {
@@ -14,11 +14,14 @@ pub(crate) fn cpu_bound(bound: &CpuBound) -> lasthop_api::CpuBound {
     }
 }
 
-/// One line for people, of a bound that is not kept. People do not ask a device without more words.
-pub(crate) fn missed_bound(bound: &CpuBound, of_device: bool) -> Option<String> {
+/// One line for people, of a bound that is not kept: of what a guest sends, or of what is copied to it. People do not ask a device without more words.
+pub(crate) fn missed_bound(bounds: [Option<&CpuBound>; 2], of_device: bool) -> Option<String> {
+    let named = bounds.into_iter().zip([("its packets", MAX_CPU), ("copies to it", MAX_CPU_TO)]);
+    let mut there = named.filter_map(|(bound, named)| Some((bound?, named)));
+    let (bound, (what, setting)) = there.find(|(bound, _)| bound.missed_ms.is_some())?;
     let [spent, most] = [bound.spent_ns, bound.most_ns].map(|ns| ns / 10_000_000);
     let with = if of_device { " with this device's --run-dir" } else { "" };
-    bound.missed_ms.map(|_| {
-        format!("its packets take {spent} % of a processor, and are to take {most} ({MAX_CPU}); `lasthop doctor`{with} says what to do")
-    })
+    Some(format!(
+        "{what} take {spent} % of a processor, and are to take {most} ({setting}); `lasthop doctor`{with} says what to do"
+    ))
 }
