@@ -23,16 +23,19 @@ impl Remote {
 }
 
 impl Switch for Remote {
-    fn ask(&mut self, ask: Ask, fds: Vec<Foreign>) -> Result<Answer, Lost> {
+    fn tell(&mut self, ask: Ask, fds: Vec<Foreign>) -> Result<(), Lost> {
         let borrowed: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
         match self.channel.send_with(&ask, &borrowed) {
             // It has ended the connection, and said so before.
-            Ok(()) | Err(ChannelError::Closed) => {}
+            Ok(()) | Err(ChannelError::Closed) => Ok(()),
             Err(error) => {
                 tracing::error!("the switch cannot be asked: {error}");
-                return Err(Lost);
+                Err(Lost)
             }
         }
+    }
+
+    fn answer(&mut self) -> Result<Answer, Lost> {
         loop {
             if let Some(answer) = self.hear()? {
                 return Ok(answer);

@@ -413,10 +413,8 @@ impl Server {
     fn lose_control(&mut self) {
         if let Some(control) = self.control.take() {
             let _ = self.epoll.delete(&control.rings);
-        }
-        self.datapath.set_control_answers(false);
-        for id in self.ports.keys() {
-            self.workers.look(*id);
+            self.datapath.set_control_answers(false);
+            self.ports.keys().for_each(|id| self.workers.look(*id));
         }
     }
 

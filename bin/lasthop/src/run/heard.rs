@@ -1,10 +1,10 @@
 //! What the switch and control say.
 
 use super::owner::FileOwner;
-use super::port::Port;
+use super::port::{Context, Port};
 use super::settings_text::changed;
 use super::store::SavedPort;
-use super::supervisor::Supervisor;
+use super::supervisor::{LISTENER, Supervisor};
 use super::upgrade::Wanted;
 use super::uplink::Uplink;
 use lasthop_ipc::SwitchToSupervisor;
@@ -36,6 +36,16 @@ impl Supervisor {
                 }
                 SwitchToSupervisor::ConnectionClosed { port, reason } => self.connection_closed(port, &reason),
             }
+        }
+    }
+
+    /// A front-end wants to connect.
+    pub(super) fn hear_listener(&mut self, token: u64) {
+        let (now, switch_up) = (Instant::now(), self.switch.is_up());
+        let cx = Context { epoll: &self.epoll, presence: &self.presence, now, switch_up };
+        let id = token.checked_sub(LISTENER).and_then(|id| u32::try_from(id).ok());
+        if let Some(port) = id.and_then(|id| self.ports.get_mut(&id)) {
+            port.accept(cx);
         }
     }
 

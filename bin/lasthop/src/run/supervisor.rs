@@ -12,7 +12,7 @@ use super::links::Links;
 use super::max_cpu::CpuBounds;
 use super::offload::Offload;
 use super::open_vswitch::{self, OpenVswitch};
-use super::port::{Context, Port};
+use super::port::Port;
 use super::port_threads::PortThreads;
 use super::presence::Presence;
 use super::probing;
@@ -73,7 +73,7 @@ pub(super) const TAKE_OVER: u64 = 10;
 pub(super) const OFFLOAD_CHANNEL: u64 = 11;
 pub(super) const OFFLOAD_PID: u64 = 12;
 /// Listeners: this plus the port's number. Uplinks' are above.
-const LISTENER: u64 = 1 << 32;
+pub(super) const LISTENER: u64 = 1 << 32;
 const LISTENERS_END: u64 = 2 << 32;
 
 /// The supervisor, ready to run.
@@ -332,32 +332,21 @@ impl Supervisor {
         let mut ready = Vec::new();
         loop {
             let now = Instant::now();
-            self.step_heart(now);
             self.step_upgrade(now);
-            self.end_hung_children(now)?;
-            self.start_children(now)?;
-            self.start_devices(now)?;
-            self.step_sessions(now);
-            self.look_after_sockets(now);
-            self.cgroup_accounting.iter_mut().for_each(|cgroup_accounting| cgroup_accounting.step(now));
-            self.step_switch_log(now);
-            self.step_segments(now);
-            self.warn_of_minimums();
-            self.step_representors();
-            self.step_offload(now);
-            self.step_uplinks(now);
-            self.step_announcements(now);
-            self.tell_devices();
-            self.answer_uplink_lists(now);
-            self.step_renewal(Instant::now());
-            if let Some(successor) = self.step_take_over(Instant::now()) {
-                return Ok(Next::Become(successor));
-            }
+            let until = match self.upgrade.as_ref().and_then(|upgrade| upgrade.hurries(now)) {
+                Some(until) => Some(until),
+                None => {
+                    if let Some(successor) = self.step_all_else(now)? {
+                        return Ok(Next::Become(successor));
+                    }
+                    self.deadline()
+                }
+            };
             self.flush();
             if let Some(why) = self.not_ready.take() {
                 return Err(Failed(why));
             }
-            self.wait(&mut ready, self.deadline())?;
+            self.wait(&mut ready, until)?;
             for token in &ready {
                 match *token {
                     SIGNALS => match self.signals.read() {
@@ -395,14 +384,26 @@ impl Supervisor {
         }
     }
 
-    /// A front-end wants to connect.
-    fn hear_listener(&mut self, token: u64) {
-        let (now, switch_up) = (Instant::now(), self.switch.is_up());
-        let cx = Context { epoll: &self.epoll, presence: &self.presence, now, switch_up };
-        let id = token.checked_sub(LISTENER).and_then(|id| u32::try_from(id).ok());
-        if let Some(port) = id.and_then(|id| self.ports.get_mut(&id)) {
-            port.accept(cx);
-        }
+    /// Does what is due.
+    fn step_all_else(&mut self, now: Instant) -> Result<Option<Successor>, RunError> {
+        self.step_heart(now);
+        self.end_hung_children(now)?;
+        self.start_children(now)?;
+        self.start_devices(now)?;
+        self.step_sessions(now);
+        self.look_after_sockets(now);
+        self.cgroup_accounting.iter_mut().for_each(|cgroup_accounting| cgroup_accounting.step(now));
+        self.step_switch_log(now);
+        self.step_segments(now);
+        self.warn_of_minimums();
+        self.step_representors();
+        self.step_offload(now);
+        self.step_uplinks(now);
+        self.step_announcements(now);
+        self.tell_devices();
+        self.answer_uplink_lists(now);
+        self.step_renewal(Instant::now());
+        Ok(self.step_take_over(Instant::now()))
     }
 
     pub(super) fn flush(&mut self) {

@@ -11,7 +11,7 @@ use super::engines::{Engines, Moved, allowed_cpus};
 use super::setup::{find_program, is_program};
 use super::supervisor::{NEXT_CHANNEL, NEXT_PID, SWITCH_CHANNEL, SWITCH_PID, Supervisor};
 use super::uplink::Switch;
-use lasthop_ipc::{SupervisorToSwitch, SwitchToSupervisor};
+use lasthop_ipc::{SupervisorToSwitch, SwitchToSupervisor, ring_pair};
 use lasthop_management_ipc::{ControlToSupervisor, NewProcess, Processes, SupervisorToControl, Upgraded};
 use lasthop_session_ipc::Step;
 use lasthop_types::PortId;
@@ -31,6 +31,9 @@ pub const OTHER_MESSAGES: &str = "the programs that run say other things to each
 const START_LIMIT: Duration = Duration::from_secs(5);
 /// And all ports have taken a step.
 const STEP_LIMIT: Duration = Duration::from_secs(1);
+/// While rings stand still, for so long at most, nothing is done but what has them go on: a round of all else takes as long as it takes to ask hundreds
+/// of things whether they are due, and there is one for each of the ports' answers.
+const HURRY: Duration = Duration::from_millis(50);
 
 /// `lasthop upgrade` or `lasthop engine`.
 const UNDER_WAY: &str = "processes are being replaced by others already, for an upgrade or for other engines";
@@ -107,6 +110,8 @@ pub(super) struct Upgrade {
     other: Switch,
     /// Where the DMA engine of the switch to come counts, if it has one; of none once it is in use.
     dma: Option<OwnedFd>,
+    /// Rings for it and control: to make them takes as long as a port's step.
+    rings: Option<(OwnedFd, OwnedFd)>,
     /// What ports are at; none while the other switch starts.
     step: Option<Step>,
     /// Ports with a front-end, which go over.
@@ -118,6 +123,8 @@ pub(super) struct Upgrade {
     /// Threads of ports in the switch to come.
     threads: BTreeMap<u32, i32>,
     until: Instant,
+    /// While rings stand still: for how long all else waits.
+    hurries: Option<Instant>,
     /// Why it is being undone.
     failed: Option<String>,
     /// Engines of the switch to come, if they are other ones.
@@ -126,15 +133,23 @@ pub(super) struct Upgrade {
     pub(super) moved: Option<Moved>,
 }
 
+type Controlled<'a> = (&'a mut Switch, Option<&'a OwnedFd>, Option<(OwnedFd, OwnedFd)>);
+
 impl Upgrade {
     /// When something is due.
     pub(super) fn deadline(&self) -> Instant {
         self.other.deadline().map_or(self.until, |at| at.min(self.until))
     }
 
-    /// The switch that control is to have rings to, if that is the other one already, and where its DMA engine counts.
-    pub(super) fn controlled(&mut self) -> Option<(&mut Switch, Option<&OwnedFd>)> {
-        matches!(self.step, Some(Step::Cross | Step::GoOn)).then_some((&mut self.other, self.dma.as_ref()))
+    /// Until when all else waits for it, if it does.
+    pub(super) fn hurries(&self, now: Instant) -> Option<Instant> {
+        self.hurries.filter(|until| *until > now).map(|until| until.min(self.deadline()))
+    }
+
+    /// The switch that control is to have rings to, if that is the other one already, where its DMA engine counts, and the rings, if they were made before.
+    pub(super) fn controlled(&mut self) -> Option<Controlled<'_>> {
+        let Self { other, dma, rings, .. } = self;
+        matches!(self.step, Some(Step::Cross | Step::GoOn)).then(|| (other, dma.as_ref(), rings.take()))
     }
 
     /// The other switch is in use.
@@ -144,7 +159,13 @@ impl Upgrade {
 
     /// Enters a step that all ports take.
     fn enter(&mut self, step: Step) {
-        (self.step, self.waits, self.until) = (Some(step), self.ports.clone(), Instant::now() + STEP_LIMIT);
+        let now = Instant::now();
+        (self.step, self.waits, self.until) = (Some(step), self.ports.clone(), now + STEP_LIMIT);
+        self.hurries = match step {
+            Step::Hold => Some(now + HURRY),
+            Step::Cross | Step::GoOn => self.hurries,
+            Step::Prepare | Step::Leave | Step::Stay => None,
+        };
     }
 }
 
@@ -234,9 +255,23 @@ impl Supervisor {
         let (ports, waits, pauses, threads) = Default::default();
         let since = Instant::now();
         let until = since + START_LIMIT;
-        let (step, failed, moved) = (None, None, None);
-        self.upgrade =
-            Some(Upgrade { since, other, dma, step, ports, waits, pauses, threads, until, failed, engines, moved });
+        let (step, hurries, failed, moved) = (None, None, None, None);
+        self.upgrade = Some(Upgrade {
+            since,
+            other,
+            dma,
+            rings: None,
+            step,
+            ports,
+            waits,
+            pauses,
+            threads,
+            until,
+            hurries,
+            failed,
+            engines,
+            moved,
+        });
         Ok(())
     }
 
@@ -329,6 +364,7 @@ impl Supervisor {
         let Some(upgrade) = &mut self.upgrade else { return };
         if step == Step::Prepare {
             upgrade.ports = self.sessions.connected().collect();
+            upgrade.rings = ring_pair().ok();
         }
         upgrade.enter(step);
         match step {

@@ -19,12 +19,12 @@ impl Supervisor {
     /// Gives the switch and control new rings to each other; they drop those they may still have.
     pub(super) fn join_children(&mut self) {
         let other = self.upgrade.as_mut().and_then(Upgrade::controlled);
-        let (switch, dma) = other.unwrap_or((&mut self.switch, self.dma.as_ref()));
+        let (switch, dma, made) = other.unwrap_or((&mut self.switch, self.dma.as_ref(), None));
         // Without it, it is done once it is ready.
         if self.offload.as_ref().is_some_and(|offload| !offload.is_ready()) {
             return;
         }
-        match join(switch, &mut self.control, dma, self.offload.as_mut()) {
+        match join(switch, &mut self.control, dma, self.offload.as_mut(), made) {
             Ok(()) => {}
             Err(e) => {
                 // Out of descriptors: start control afresh, which comes here again.
@@ -35,14 +35,15 @@ impl Supervisor {
     }
 }
 
-/// Gives the data plane and control new rings; they drop those they may still have. Where a walker cannot be told, it is left out.
+/// Gives the data plane and control new rings, `made` before if they were; they drop those they may still have. Where a walker cannot be told, it is left out.
 fn join(
     switch: &mut Child<SupervisorToSwitch, SwitchToSupervisor>,
     control: &mut Child<SupervisorToControl, ControlToSupervisor>,
     dma: Option<&OwnedFd>,
     offload: Option<&mut Offload>,
+    made: Option<(OwnedFd, OwnedFd)>,
 ) -> Result<(), ChannelError> {
-    let (for_switch, beside_switch) = ring_pair()?;
+    let (for_switch, beside_switch) = made.map_or_else(ring_pair, Ok)?;
     let for_control = if switch.has_second() {
         let (beside_control, for_control) = ring_pair()?;
         let ([table, to_read], marks) = (table()?, sealed_memfd("lasthop-marks", MARKS_BYTES)?);

@@ -7,6 +7,7 @@ use lasthop_connection::{Answer, Ask, Event, Rings};
 use lasthop_guestmem::{GuestMemory, MemoryLimits};
 use lasthop_sys::{Aside, Foreign};
 use lasthop_virtqueue::Queue;
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -16,6 +17,9 @@ pub struct Local {
     rings: Rings,
     events: Vec<Event>,
     queues: Arc<[Arc<Queue>]>,
+    answers: VecDeque<Answer>,
+    /// How often it was asked with nothing left to answer: a session process sleeps as often.
+    pub(crate) waits: u32,
     /// [`Ask::Translate`] is refused.
     pub(crate) refuses_translation: bool,
 }
@@ -24,7 +28,7 @@ impl Local {
     /// A switch with these queues.
     pub(crate) fn new(queues: Arc<[Arc<Queue>]>, aside: &Arc<Aside>) -> Self {
         let rings = Rings::new(queues.clone(), aside.clone(), MemoryLimits::default(), &Arc::default());
-        Self { rings, events: Vec::new(), queues, refuses_translation: false }
+        Self { rings, events: Vec::new(), queues, answers: VecDeque::new(), waits: 0, refuses_translation: false }
     }
 
     pub(crate) fn queues(&self) -> &[Arc<Queue>] {
@@ -33,16 +37,23 @@ impl Local {
 }
 
 impl Switch for Local {
-    fn ask(&mut self, ask: Ask, fds: Vec<Foreign>) -> Result<Answer, Lost> {
+    fn tell(&mut self, ask: Ask, fds: Vec<Foreign>) -> Result<(), Lost> {
+        self.waits += u32::from(self.answers.is_empty());
         if self.refuses_translation && matches!(ask, Ask::Translate) {
-            return Ok(Answer::Refused("for a test".to_owned()));
+            self.answers.push_back(Answer::Refused("for a test".to_owned()));
+            return Ok(());
         }
         let answer = self.rings.carry_out(ask, fds, &mut self.events).map_err(|_| Lost)?;
         // As the switch has a session process wait.
         while matches!(answer, Answer::Memory { .. }) && self.rings.excess().is_some() {
             std::thread::yield_now();
         }
-        Ok(answer)
+        self.answers.push_back(answer);
+        Ok(())
+    }
+
+    fn answer(&mut self) -> Result<Answer, Lost> {
+        self.answers.pop_front().ok_or(Lost)
     }
 
     fn hear(&mut self) -> Result<Option<Answer>, Lost> {

@@ -286,10 +286,15 @@ impl<S: Switch> Session<S> {
     /// Tells the switch what has changed, if anything has.
     fn tell_of_changes(&mut self) -> Result<(), SessionError> {
         if std::mem::take(&mut self.changed) {
-            let (features, protocol_features) = (self.features.bits(), self.protocol_features.bits());
-            self.ask(Ask::State { features, protocol_features }, None).map_err(|_| SessionError::SwitchGone)?;
+            self.ask(self.state(), None).map_err(|_| SessionError::SwitchGone)?;
         }
         Ok(())
+    }
+
+    /// What the switch is told when something has changed.
+    fn state(&self) -> Ask {
+        let (features, protocol_features) = (self.features.bits(), self.protocol_features.bits());
+        Ask::State { features, protocol_features }
     }
 
     /// A ring's place in `rings`, and the number that belongs to it.
@@ -464,29 +469,37 @@ impl<S: Switch> Session<S> {
         if !matches!(self.rings[i].state, RingState::Waiting | RingState::Failed) {
             return Ok(());
         }
-        let ring = i as u16;
-        let (state, setup) = match self.setup(i) {
+        match self.setup(i) {
             Ok(Some(setup)) => {
-                self.show_ring(i);
-                self.rings[i].fills = 0;
-                let enabled = self.rings[i].enabled;
-                match self.ask(Ask::Ring(ring, RingAsk::Start { setup, enabled }), None)? {
-                    Answer::Done => (RingState::Running, Some(setup)),
-                    _ => (RingState::Failed, None),
-                }
+                let start = self.start_of(i, setup);
+                let answer = self.ask(start, None)?;
+                self.has_started(i, setup, &answer);
             }
             Ok(None) => {
                 self.ask_for_ring(i)?;
-                (RingState::Waiting, None)
+                (self.rings[i].state, self.rings[i].setup) = (RingState::Waiting, None);
             }
             Err(unfit) => return self.fail(i, unfit),
-        };
-        self.changed |= state != RingState::Waiting;
-        (self.rings[i].state, self.rings[i].setup) = (state, setup);
-        if let (Some(inflight), Some(setup)) = (&self.inflight, setup) {
-            inflight.note(i, setup.size, self.packed(), setup.base);
         }
         Ok(())
+    }
+
+    /// What starts a ring.
+    fn start_of(&mut self, i: usize, setup: QueueSetup) -> Ask {
+        self.show_ring(i);
+        self.rings[i].fills = 0;
+        Ask::Ring(i as u16, RingAsk::Start { setup, enabled: self.rings[i].enabled })
+    }
+
+    /// That was answered.
+    fn has_started(&mut self, i: usize, setup: QueueSetup, answer: &Answer) {
+        self.changed = true;
+        let runs = matches!(answer, Answer::Done);
+        let ring = &mut self.rings[i];
+        (ring.state, ring.setup) = if runs { (RingState::Running, Some(setup)) } else { (RingState::Failed, None) };
+        if let Some(inflight) = self.inflight.as_ref().filter(|_| runs) {
+            inflight.note(i, setup.size, self.packed(), setup.base);
+        }
     }
 
     /// A ring cannot be started, or cannot go on, for what the front-end says of its memory.

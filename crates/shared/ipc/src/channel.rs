@@ -78,13 +78,13 @@ impl<S: Serialize, R: DeserializeOwned, F: AsFd> Channel<S, R, F> {
 
     /// The same with several descriptors, 32 at most.
     pub fn send_with(&mut self, message: &S, fds: &[BorrowedFd<'_>]) -> Result<(), ChannelError> {
-        let mut bytes = std::mem::take(&mut self.buffer);
-        bytes.clear();
-        self.buffer = postcard::to_extend(message, bytes).map_err(ChannelError::Malformed)?;
-        if self.buffer.len() > self.longest {
-            return Err(ChannelError::TooLong);
-        }
-        send_with_fds(&self.socket, &self.buffer, fds, SendFlags::empty())?;
+        // Longer than the message, and so never filled with zeros again for the next that comes.
+        self.buffer.resize(self.longest, 0);
+        let bytes = postcard::to_slice(message, &mut self.buffer).map_err(|e| match e {
+            postcard::Error::SerializeBufferFull => ChannelError::TooLong,
+            e => ChannelError::Malformed(e),
+        })?;
+        send_with_fds(&self.socket, bytes, fds, SendFlags::empty())?;
         Ok(())
     }
 

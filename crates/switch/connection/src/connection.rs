@@ -1,4 +1,4 @@
-//! The channel to a session process: one question at a time.
+//! The channel to a session process: one question at a time, and each is answered before the next is looked at.
 
 use crate::messages::{Answer, Ask, LONGEST};
 use crate::rings::{End, Event, Rings};
@@ -81,7 +81,7 @@ impl Connection {
                 }
             }
             None => {
-                // There is always room: it waits for each answer before it asks again.
+                // There is always room: it asks a few things at most before it reads the answers.
                 match self.channel.send(&wait.answer, None) {
                     Err(ChannelError::Closed) => return Err(End::ProcessGone),
                     sent => sent.map_err(|error| End::rules(format!("it cannot be answered: {error}")))?,

@@ -2,7 +2,7 @@
 //!
 //! The session process (`lasthop-session`, one for each port) speaks vhost-user with the front-end, and asks the switch for what
 //! only the switch can do: map memory, start and stop rings, signal. The two trust each other in nothing. The session process asks
-//! one thing at a time ([`Ask`]) and waits for the answer ([`Answer`]); the switch checks indices, sizes, addresses and descriptors,
+//! for things ([`Ask`]) and reads the answer to each ([`Answer`]), mostly before it asks again; the switch checks indices, sizes, addresses and descriptors,
 //! does a bounded amount of work for each question, and ends the connection of a process that does not keep to that.
 
 mod connection;

@@ -87,9 +87,9 @@ impl Workers {
     /// over.
     pub fn detach(&mut self, port: PortId, queue: u16) {
         let Some(entry) = self.ports.get_mut(&port) else { return };
-        entry.rings.iter().filter(|owned| owned.queue == queue).for_each(|owned| owned.owner.release());
-        entry.rings.retain(|owned| owned.queue != queue);
-        entry.thread.iter().for_each(|thread| thread.mailbox.send(Letter::Detach { queue }));
+        // Nobody is waked for a ring that packets go to: no thread looks after one.
+        let gone = entry.rings.extract_if(.., |owned| owned.queue == queue).inspect(|owned| owned.owner.release());
+        gone.flat_map(|_| &entry.thread).for_each(|thread| thread.mailbox.send(Letter::Detach { queue }));
     }
 
     /// The port is no more.

@@ -26,6 +26,8 @@ pub(super) struct Handover<S> {
     /// The switch that the port goes to; once the port has crossed, the one that it comes from.
     other: S,
     crossed: bool,
+    /// Rings that run, as the switch so far has said before anything stopped.
+    runs: Vec<usize>,
     /// Rings that have stopped for this, those that packets come from first.
     held: Vec<usize>,
     /// When the first of them stopped.
@@ -54,8 +56,20 @@ impl<S: Switch> Session<S> {
         let told = self.tell_all();
         let other = std::mem::replace(&mut self.switch, before);
         told.map_err(unprepared)?;
-        self.handover = Some(Handover { other, crossed: false, held: Vec::new(), since: None });
+        // What can be asked before anything stops is asked here.
+        let runs = self.running().map_err(|fault| Unprepared::NotNow(describe(&fault)))?;
+        self.handover = Some(Handover { other, crossed: false, runs, held: Vec::new(), since: None });
         Ok(())
+    }
+
+    fn running(&mut self) -> Result<Vec<usize>, Fault> {
+        let mut runs = Vec::new();
+        for i in 0..self.rings.len() {
+            if self.is_running(i)? {
+                runs.push(i);
+            }
+        }
+        Ok(runs)
     }
 
     /// Between [`Session::prepare`] and the end of it.
@@ -123,10 +137,14 @@ impl<S: Switch> Session<S> {
         self.tell_of_changes()
     }
 
-    /// Rings of this direction stop: 1, packets come from them, or 0.
+    /// Rings of this direction stop, all at once: 1, packets come from them, or 0. One that its guest has broken meanwhile stays as it is.
     fn let_go_of(&mut self, direction: usize) -> Result<(), String> {
-        for i in (direction..self.rings.len()).step_by(2) {
-            if self.let_go(i).map_err(|fault| describe(&fault))?
+        let runs = self.handover.iter().flat_map(|handover| &handover.runs);
+        let rings: Vec<_> = runs.copied().filter(|i| i % 2 == direction).collect();
+        let stop = |i: &usize| Ask::Ring(*i as u16, RingAsk::Stop);
+        let answers = self.ask_together(rings.iter().map(stop).collect()).map_err(|fault| describe(&fault))?;
+        for (i, answer) in rings.into_iter().zip(answers) {
+            if self.has_let_go(i, &answer)
                 && let Some(handover) = &mut self.handover
             {
                 handover.held.push(i);
@@ -135,18 +153,39 @@ impl<S: Switch> Session<S> {
         Ok(())
     }
 
+    /// Asks all of this before it waits for the first answer: this process sleeps, and the switch is waited for, once. See [`Switch::tell`].
+    fn ask_together(&mut self, asks: Vec<Ask>) -> Result<Vec<Answer>, Fault> {
+        let asked = asks.len();
+        for ask in asks {
+            self.switch.tell(ask, Vec::new()).map_err(|_| Fault::Lost)?;
+        }
+        // Whatever they say: what is asked next is to have an answer of its own.
+        let answers: Vec<_> = (0..asked).map_while(|_| self.switch.answer().ok()).collect();
+        for answer in &answers {
+            if let Answer::Ended { stopped } = answer {
+                self.note_stopped(stopped);
+                return Err(Fault::Lost);
+            }
+        }
+        if answers.len() == asked { Ok(answers) } else { Err(Fault::Lost) }
+    }
+
     /// Stops a ring to start it elsewhere. False if it does not run, or its guest has broken it: such a ring stays as it is.
     fn let_go(&mut self, i: usize) -> Result<bool, Fault> {
         if !self.is_running(i)? {
             return Ok(false);
         }
-        let Answer::Position(Some(position)) = self.ask(Ask::Ring(i as u16, RingAsk::Stop), None)? else {
-            return Ok(false);
-        };
+        let answer = self.ask(Ask::Ring(i as u16, RingAsk::Stop), None)?;
+        Ok(self.has_let_go(i, &answer))
+    }
+
+    /// That was answered: whether it has stopped.
+    fn has_let_go(&mut self, i: usize, answer: &Answer) -> bool {
+        let Answer::Position(Some(position)) = *answer else { return false };
         self.note(i, position);
         let ring = &mut self.rings[i];
         (ring.state, ring.setup, ring.resting) = (RingState::Waiting, None, false);
-        Ok(true)
+        true
     }
 
     fn swap(&mut self) {
@@ -156,15 +195,29 @@ impl<S: Switch> Session<S> {
         }
     }
 
-    /// Those of this direction that were let go of start where they stopped.
+    /// Those of this direction that were let go of start where they stopped, all at once, and the switch looks at them.
     fn resume(&mut self, direction: usize) -> Result<(), String> {
         let held = self.handover.iter().flat_map(|handover| &handover.held);
         let held: Vec<_> = held.copied().filter(|i| i % 2 == direction).collect();
-        for i in held {
-            self.try_start(i).map_err(|fault| describe(&fault))?;
-            if self.rings[i].state == RingState::Failed {
-                return Err(format!("the new switch does not start ring {i}"));
+        let (mut starts, mut asks) = (Vec::new(), Vec::new());
+        for i in &held {
+            match self.setup(*i) {
+                Ok(Some(setup)) => {
+                    asks.push(self.start_of(*i, setup));
+                    starts.push((*i, setup));
+                }
+                // It waits for its guest's pages, or says what is wrong.
+                _ => self.try_start(*i).map_err(|fault| describe(&fault))?,
             }
+        }
+        if !asks.is_empty() {
+            asks.push(self.state());
+            let answers = self.ask_together(asks).map_err(|fault| describe(&fault))?;
+            starts.into_iter().zip(&answers).for_each(|((i, setup), answer)| self.has_started(i, setup, answer));
+            self.changed = false;
+        }
+        if let Some(i) = held.iter().find(|i| self.rings[**i].state == RingState::Failed) {
+            return Err(format!("the new switch does not start ring {i}"));
         }
         self.tell_of_changes().map_err(|error| error.to_string())
     }
@@ -196,8 +249,7 @@ impl<S: Switch> Session<S> {
         for i in 0..self.rings.len() {
             self.tell_of_ring(i, again)?;
         }
-        let (features, protocol_features) = (self.features.bits(), self.protocol_features.bits());
-        self.ask_for(Ask::State { features, protocol_features }, None)
+        self.ask_for(self.state(), None)
     }
 
     /// What a ring is notified by, and whether it is enabled.

@@ -87,17 +87,39 @@ fn whatever_has_been_done_can_be_undone() {
     }
 }
 
-/// A ring that its guest broke stays so, and is not started anew where it once began.
+/// A port's packets wait for as long as all ports' session processes wait for their switch.
+#[test]
+fn the_switch_is_waited_for_once_a_step() {
+    let (mut rig, _call, other) = rig();
+    rig.prepare(&other);
+    let before = rig.session.switch().waits;
+    rig.session.hold().unwrap();
+    assert_eq!(rig.session.switch().waits, before + 1, "for rings to stop");
+    rig.session.cross().unwrap();
+    let before = rig.session.switch().waits;
+    rig.session.go_on().unwrap();
+    assert_eq!(rig.session.switch().waits, before + 1, "for rings to start, and to be looked at");
+}
+
+/// A ring that its guest broke stays so, and is not started anew where it once began; whenever it broke.
 #[test]
 fn a_broken_ring_is_not_mended_by_it() {
-    let (mut rig, _call, other) = rig();
-    rig.queues[1].lock().fail(QueueError::MemoryFault);
-    rig.prepare(&other);
-    rig.session.hold().unwrap();
-    rig.session.cross().unwrap();
-    rig.session.go_on().unwrap();
-    rig.session.leave().unwrap();
-    assert_eq!(runs(&other), [true, false]);
+    for breaks_late in [false, true] {
+        let (mut rig, _call, other) = rig();
+        let breaks = |rig: &Rig| rig.queues[1].lock().fail(QueueError::MemoryFault);
+        if !breaks_late {
+            breaks(&rig);
+        }
+        rig.prepare(&other);
+        if breaks_late {
+            breaks(&rig);
+        }
+        rig.session.hold().unwrap();
+        rig.session.cross().unwrap();
+        rig.session.go_on().unwrap();
+        rig.session.leave().unwrap();
+        assert_eq!(runs(&other), [true, false], "{breaks_late}");
+    }
 }
 
 /// Memory that nobody can map any more as it was mapped: that is its front-end's doing, and others are to go without it. The port stays where it is.
