@@ -26,7 +26,7 @@ pub struct CliError {
     /// Exit status: 1, what was asked for could not be done; 2, the command line makes no sense, whatever is running; 3, of `lasthop upgrade`: not before
     /// lasthop is started anew.
     pub status: u8,
-    /// The lasthop that runs is of a version that does not know this.
+    /// The lasthop that runs is of a version that does not know this, or says other messages than the programs that are to take over.
     pub other_version: bool,
     /// The connection broke off: it is not known whether it was done.
     pub broke_off: bool,
@@ -130,6 +130,7 @@ impl Instance {
         let run_dir = run_dir.display();
         match runtime.block_on(async { tokio::time::timeout(patience, call(connection)).await }) {
             Ok(Ok(Ok(answer))) => Ok(answer),
+            Ok(Ok(Err(e @ ApiError::OtherMessages { .. }))) => Err(CliError::other_version(e.to_string())),
             Ok(Ok(Err(e))) => Err(CliError::new(e.to_string())),
             Ok(Err(zlink::Error::VarlinkService(e))) => Err(CliError::other_version(format!(
                 "the lasthop running at {run_dir} does not know this request ({e}); use the command of its version"

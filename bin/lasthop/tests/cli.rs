@@ -8,6 +8,7 @@ use lasthop_control::Descriptors;
 use lasthop_ipc::{PortState, ToControl};
 use lasthop_management_ipc::{DeviceState, LinkState, SupervisorToControl};
 use lasthop_types::PortId;
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Output};
 use std::thread::JoinHandle;
 
@@ -499,6 +500,22 @@ fn says_what_is_wrong_and_what_to_do() {
     let mixed =
         "trace --in-port a --eth-src 52:54:00:00:00:01 --eth-dst 52:54:00:00:00:02 --ip-src 1.2.3.4 --ip-dst ::1";
     assert!(without_instance(mixed, 2).contains("--ip-src 1.2.3.4 and --ip-dst ::1 contradict each other"));
+}
+
+/// Whatever the text says: a package's scripts start lasthop anew then.
+#[test]
+fn an_upgrade_that_only_a_new_start_can_do_has_a_status_of_its_own() {
+    let mut world = World::new(&["vm1"]);
+    let dir = tempfile::tempdir().unwrap();
+    for (name, status, says) in [("other", 3, "restart lasthop"), ("bad", 1, "it does not start")] {
+        let release = dir.path().join(name);
+        std::fs::create_dir(&release).unwrap();
+        let program = release.join("lasthop");
+        std::fs::write(&program, "#!/bin/sh\necho 0\n").unwrap();
+        std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
+        let text = world.error(&format!("upgrade --only switch --programs {}", release.display()), status);
+        assert!(text.contains(says), "{text}");
+    }
 }
 
 /// 1: what was asked for could not be done. 2: the command line makes no sense, and nobody was asked.

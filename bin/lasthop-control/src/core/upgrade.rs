@@ -3,7 +3,7 @@
 use super::{Answer, Core, MAX_QUESTIONS, busy, give, refuse};
 use crate::core::Command;
 use lasthop_api::{ApiError, KeptProcess, NewProcess, PortPause, Upgraded};
-use lasthop_management_ipc::{self as ipc, ControlToSupervisor, Processes};
+use lasthop_management_ipc::{self as ipc, ControlToSupervisor, NotReplaced, Processes};
 use std::collections::BTreeMap;
 
 /// What is asked for.
@@ -63,10 +63,11 @@ impl Core {
     }
 
     /// The supervisor has done it, or not.
-    pub(super) fn upgrade_reply(&mut self, request: u64, result: Result<ipc::Upgraded, String>) {
+    pub(super) fn upgrade_reply(&mut self, request: u64, result: Result<ipc::Upgraded, NotReplaced>) {
         let Some((answer, refused)) = self.upgrades.remove(&request) else { return };
         match result {
-            Err(message) => refuse(answer, refused(message)),
+            Err(NotReplaced::Refused(message)) => refuse(answer, refused(message)),
+            Err(NotReplaced::OtherMessages(message)) => refuse(answer, ApiError::OtherMessages { message }),
             Ok(ipc::Upgraded { processes, kept, pauses }) => {
                 let microseconds = |nanoseconds: u64| nanoseconds.div_ceil(1000);
                 let port = |(id, pause): (_, Option<u64>)| PortPause {

@@ -9,7 +9,7 @@ use lasthop_ipc::{
 };
 use lasthop_management_ipc::{
     ControlToSupervisor, CpuTimes, DeviceState, EngineInfo, EngineKind, HostFacts, LISTS_PART, LinkState, MirrorConfig,
-    NewProcess, PortConfig, Replaced, SupervisorToControl, Upgraded, UplinkConfig, UplinkInfo,
+    NewProcess, NotReplaced, PortConfig, Replaced, SupervisorToControl, Upgraded, UplinkConfig, UplinkInfo,
 };
 use lasthop_policy::PortSettings;
 use lasthop_text::MacAddr;
@@ -320,19 +320,23 @@ impl Fake {
                 self.tell_mirrors(request, Vec::new(), Ok(()));
                 return;
             }
-            // Only a release called `good` takes over, and it has one port.
+            // Only a release called `good` takes over, and it has one port; one called `other` says other messages.
             ControlToSupervisor::Upgrade { request, programs, .. } => {
                 let process = NewProcess { process: "switch".into(), pid: 77, took: 2_000_001 };
                 let kept = vec![("session vm2".into(), "a front-end is connected".into())];
                 let pauses = vec![(PortId(1), Some(1_000_001)), (PortId(2), None)];
                 let done = Upgraded { processes: vec![process], kept, pauses };
-                let good = programs.as_deref() == Some("good");
-                let result = if good { Ok(done) } else { Err("it does not start; the switch before goes on".into()) };
+                let directory = programs.as_deref().and_then(|path| path.rsplit('/').next());
+                let result = match directory {
+                    Some("good") => Ok(done),
+                    Some("other") => Err(NotReplaced::OtherMessages("restart lasthop; nothing has changed".into())),
+                    _ => Err(NotReplaced::Refused("it does not start; the switch before goes on".into())),
+                };
                 self.supervisor.send(&SupervisorToControl::UpgradeReply { request, result }, None).unwrap();
                 return;
             }
             ControlToSupervisor::EngineChange { request, .. } => {
-                let result = Err("there is no such CPU; nothing has changed".into());
+                let result = Err(NotReplaced::Refused("there is no such CPU; nothing has changed".into()));
                 self.supervisor.send(&SupervisorToControl::UpgradeReply { request, result }, None).unwrap();
                 return;
             }

@@ -126,6 +126,11 @@ fn what_came_of_an_upgrade_is_said() {
     let refused = client(&mut fake, async |api| upgrade(api, None, "switch").await).unwrap_err();
     let ApiError::UpgradeRefused { message } = refused else { panic!("{refused:?}") };
     assert_eq!(message, "it does not start; the switch before goes on");
+    let other = client(&mut fake, async |api| upgrade(api, Some("other"), "switch").await).unwrap_err();
+    assert!(
+        matches!(&other, ApiError::OtherMessages { message } if message.starts_with("restart lasthop")),
+        "{other:?}"
+    );
     let unknown = client(&mut fake, async |api| upgrade(api, None, "helpers").await).unwrap_err();
     assert!(unknown.to_string().contains("no processes \"helpers\""), "{unknown}");
     // Of engines it is another error, whether control or the supervisor refuses.

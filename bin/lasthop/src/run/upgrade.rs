@@ -12,7 +12,7 @@ use super::setup::{find_program, is_program};
 use super::supervisor::{NEXT_CHANNEL, NEXT_PID, SWITCH_CHANNEL, SWITCH_PID, Supervisor};
 use super::uplink::Switch;
 use lasthop_ipc::{SupervisorToSwitch, SwitchToSupervisor, ring_pair};
-use lasthop_management_ipc::{ControlToSupervisor, NewProcess, Processes, SupervisorToControl, Upgraded};
+use lasthop_management_ipc::{ControlToSupervisor, NewProcess, NotReplaced, Processes, SupervisorToControl, Upgraded};
 use lasthop_session_ipc::Step;
 use lasthop_types::PortId;
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,7 +25,7 @@ use tracing::{info, warn};
 
 /// What the programs of this build say to each other: `build.rs` makes a number of it.
 pub const MESSAGES: &str = env!("LASTHOP_MESSAGES");
-/// How `lasthop upgrade` knows such a refusal, whichever build's it is.
+/// How `lasthop upgrade` knows such a refusal of a build whose API has no error for it.
 pub const OTHER_MESSAGES: &str = "the programs that run say other things to each other than the new ones";
 /// The other switch is ready by then, or it is given up.
 const START_LIMIT: Duration = Duration::from_secs(5);
@@ -45,7 +45,7 @@ pub(super) struct Asked {
     attempt: String,
     /// Control's number of it.
     request: u64,
-    outcome: Option<Result<Upgraded, String>>,
+    outcome: Option<Result<Upgraded, NotReplaced>>,
 }
 
 impl Asked {
@@ -181,12 +181,14 @@ impl Supervisor {
         if !self.admit(wanted.request, &wanted.attempt) {
             return;
         }
-        let begun = match wanted.processes {
-            _ if wanted.messages != MESSAGES => Err(format!(
+        if wanted.messages != MESSAGES {
+            return self.answer_asked(Err(NotReplaced::OtherMessages(format!(
                 "{OTHER_MESSAGES} (messages {MESSAGES}, and {}); restart lasthop to take the \
-                 new ones into use: front-ends connect again",
+                 new ones into use: front-ends connect again; nothing has changed",
                 wanted.messages
-            )),
+            ))));
+        }
+        let begun = match wanted.processes {
             Processes::Switch => self.begin_with_switch(wanted.programs.as_deref(), wanted.all),
             Processes::Run => self.begin_take_over(wanted.programs.as_deref(), wanted.all),
             processes => self.begin_renewal(processes, wanted.programs.as_deref(), wanted.all),
@@ -204,12 +206,13 @@ impl Supervisor {
             Some(asked) if asked.attempt == attempt => {
                 asked.request = request;
                 if let Some(result) = asked.outcome.clone() {
-                    self.answer_upgrade(result);
+                    self.answer_asked(result);
                 }
                 return false;
             }
             Some(Asked { outcome: None, .. }) => {
-                let result = Err(format!("{UNDER_WAY}; wait for the end of that; nothing has changed"));
+                let why = format!("{UNDER_WAY}; wait for the end of that; nothing has changed");
+                let result = Err(NotReplaced::Refused(why));
                 self.control.send(SupervisorToControl::UpgradeReply { request, result }, None);
                 return false;
             }
@@ -527,6 +530,10 @@ impl Supervisor {
 
     /// What came of it. It is kept, should control be another one meanwhile: whoever asked asks again.
     pub(super) fn answer_upgrade(&mut self, result: Result<Upgraded, String>) {
+        self.answer_asked(result.map_err(NotReplaced::Refused));
+    }
+
+    fn answer_asked(&mut self, result: Result<Upgraded, NotReplaced>) {
         let Some(asked) = &mut self.asked else { return };
         asked.outcome = Some(result.clone());
         let request = asked.request;

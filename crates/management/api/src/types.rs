@@ -476,6 +476,11 @@ pub enum ApiError {
         /// Why, and what to do.
         message: String,
     },
+    /// The new programs say other messages than those that run: nothing takes over before lasthop is started anew.
+    OtherMessages {
+        /// Why, and what to do.
+        message: String,
+    },
     /// Engines cannot be like this, or no switch with them takes over; they are as before.
     EngineRefused {
         /// Why, and what to do.
@@ -522,6 +527,7 @@ impl ApiError {
             | Self::UplinkRefused { message }
             | Self::MirrorRefused { message }
             | Self::UpgradeRefused { message }
+            | Self::OtherMessages { message }
             | Self::EngineRefused { message }
             | Self::NotAvailable { message }
             | Self::BadFrame { message }

@@ -148,7 +148,7 @@ pub enum SupervisorToControl {
         /// The request's number.
         request: u64,
         /// What came of it.
-        result: Result<Upgraded, String>,
+        result: Result<Upgraded, NotReplaced>,
     },
     /// Answer to `EngineList`.
     Engines {
@@ -199,6 +199,15 @@ pub struct Upgraded {
     pub kept: Vec<(String, String)>,
     /// Of a switch: ports that have gone over, and for how many nanoseconds none of a port's packets moved; `None` if it had no rings.
     pub pauses: Vec<(PortId, Option<u64>)>,
+}
+
+/// Why nothing has been replaced, or not all: what is wrong and what to do.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum NotReplaced {
+    /// It may be asked for again.
+    Refused(String),
+    /// The new programs say other messages than those that run: only a new start takes them into use.
+    OtherMessages(String),
 }
 
 /// A process that has taken the place of another.
