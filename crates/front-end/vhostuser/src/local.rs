@@ -20,6 +20,8 @@ pub struct Local {
     answers: VecDeque<Answer>,
     /// How often it was asked with nothing left to answer: a session process sleeps as often.
     pub(crate) waits: u32,
+    /// It ends the connection instead of answering, after so many answers more.
+    pub(crate) ends_after: Option<u32>,
     /// [`Ask::Translate`] is refused.
     pub(crate) refuses_translation: bool,
 }
@@ -28,7 +30,8 @@ impl Local {
     /// A switch with these queues.
     pub(crate) fn new(queues: Arc<[Arc<Queue>]>, aside: &Arc<Aside>) -> Self {
         let rings = Rings::new(queues.clone(), aside.clone(), MemoryLimits::default(), &Arc::default());
-        Self { rings, events: Vec::new(), queues, answers: VecDeque::new(), waits: 0, refuses_translation: false }
+        let (events, answers) = Default::default();
+        Self { rings, events, queues, answers, waits: 0, ends_after: None, refuses_translation: false }
     }
 
     pub(crate) fn queues(&self) -> &[Arc<Queue>] {
@@ -53,6 +56,11 @@ impl Switch for Local {
     }
 
     fn answer(&mut self) -> Result<Answer, Lost> {
+        match &mut self.ends_after {
+            Some(0) => return self.answers.drain(..).next().map(|_| Answer::Ended { stopped: Vec::new() }).ok_or(Lost),
+            Some(left) => *left -= 1,
+            None => {}
+        }
         self.answers.pop_front().ok_or(Lost)
     }
 

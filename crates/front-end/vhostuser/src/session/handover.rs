@@ -57,7 +57,11 @@ impl<S: Switch> Session<S> {
         let other = std::mem::replace(&mut self.switch, before);
         told.map_err(unprepared)?;
         // What can be asked before anything stops is asked here.
-        let runs = self.running().map_err(|fault| Unprepared::NotNow(describe(&fault)))?;
+        let runs = self.running().map_err(|fault| match fault {
+            // The switch so far has ended the connection, as it does where a descriptor does not close: no reason to keep the others.
+            Fault::Lost => Unprepared::Never(SessionError::SwitchGone),
+            fault => Unprepared::NotNow(describe(&fault)),
+        })?;
         self.handover = Some(Handover { other, crossed: false, runs, held: Vec::new(), since: None });
         Ok(())
     }
@@ -142,32 +146,36 @@ impl<S: Switch> Session<S> {
         let runs = self.handover.iter().flat_map(|handover| &handover.runs);
         let rings: Vec<_> = runs.copied().filter(|i| i % 2 == direction).collect();
         let stop = |i: &usize| Ask::Ring(*i as u16, RingAsk::Stop);
-        let answers = self.ask_together(rings.iter().map(stop).collect()).map_err(|fault| describe(&fault))?;
-        for (i, answer) in rings.into_iter().zip(answers) {
-            if self.has_let_go(i, &answer)
+        let (answers, end) = self.ask_together(rings.iter().map(stop).collect());
+        for (i, answer) in rings.into_iter().zip(&answers) {
+            if self.has_let_go(i, answer)
                 && let Some(handover) = &mut self.handover
             {
                 handover.held.push(i);
             }
         }
-        Ok(())
+        end.map_err(|fault| describe(&fault))
     }
 
-    /// Asks all of this before it waits for the first answer: this process sleeps, and the switch is waited for, once. See [`Switch::tell`].
-    fn ask_together(&mut self, asks: Vec<Ask>) -> Result<Vec<Answer>, Fault> {
+    /// Asks all of this before it waits for the first answer: this process sleeps, and the switch is waited for, once. See [`Switch::tell`]. The answers there are,
+    /// in order, and whether these are all.
+    fn ask_together(&mut self, asks: Vec<Ask>) -> (Vec<Answer>, Result<(), Fault>) {
         let asked = asks.len();
-        for ask in asks {
-            self.switch.tell(ask, Vec::new()).map_err(|_| Fault::Lost)?;
-        }
-        // Whatever they say: what is asked next is to have an answer of its own.
-        let answers: Vec<_> = (0..asked).map_while(|_| self.switch.answer().ok()).collect();
-        for answer in &answers {
-            if let Answer::Ended { stopped } = answer {
-                self.note_stopped(stopped);
-                return Err(Fault::Lost);
+        let told = asks.into_iter().map_while(|ask| self.switch.tell(ask, Vec::new()).ok()).count();
+        let mut answers = Vec::new();
+        // All that was asked is answered first: what is asked next is to have an answer of its own.
+        while answers.len() < told {
+            match self.switch.answer() {
+                Ok(Answer::Ended { stopped }) => {
+                    self.note_stopped(&stopped);
+                    break;
+                }
+                Ok(answer) => answers.push(answer),
+                Err(_) => break,
             }
         }
-        if answers.len() == asked { Ok(answers) } else { Err(Fault::Lost) }
+        let all = if answers.len() == asked { Ok(()) } else { Err(Fault::Lost) };
+        (answers, all)
     }
 
     /// Stops a ring to start it elsewhere. False if it does not run, or its guest has broken it: such a ring stays as it is.
@@ -212,8 +220,9 @@ impl<S: Switch> Session<S> {
         }
         if !asks.is_empty() {
             asks.push(self.state());
-            let answers = self.ask_together(asks).map_err(|fault| describe(&fault))?;
+            let (answers, end) = self.ask_together(asks);
             starts.into_iter().zip(&answers).for_each(|((i, setup), answer)| self.has_started(i, setup, answer));
+            end.map_err(|fault| describe(&fault))?;
             self.changed = false;
         }
         if let Some(i) = held.iter().find(|i| self.rings[**i].state == RingState::Failed) {

@@ -101,6 +101,31 @@ fn the_switch_is_waited_for_once_a_step() {
     assert_eq!(rig.session.switch().waits, before + 1, "for rings to start, and to be looked at");
 }
 
+/// The switch so far ends the connection meanwhile, as it does where a descriptor of the front-end's does not close: the port stays behind, and others go.
+#[test]
+fn a_connection_that_its_switch_ends_keeps_no_other_port() {
+    let (mut rig, _call, other) = rig();
+    rig.session.switch_mut().ends_after = Some(0);
+    let why = rig.session.prepare(Local::new(other.clone(), &Aside::new("test"))).unwrap_err();
+    assert!(matches!(why, Unprepared::Never(SessionError::SwitchGone)), "{why:?}");
+    assert!(!rig.session.is_going_over());
+}
+
+/// What was answered before the connection ended has happened, and is noted: of the rings that the other switch has started, only the guest knows where they stand.
+#[test]
+fn answers_before_an_end_count() {
+    for (answers, running) in [(0, false), (1, true)] {
+        let (mut rig, _call, other) = rig();
+        rig.prepare(&other);
+        rig.session.hold().unwrap();
+        rig.session.cross().unwrap();
+        rig.session.switch_mut().ends_after = Some(answers);
+        assert!(rig.session.go_on().is_err());
+        let ring = rig.session.rings().nth(1).unwrap();
+        assert_eq!(ring.state == RingState::Running, running, "after {answers} answers");
+    }
+}
+
 /// A ring that its guest broke stays so, and is not started anew where it once began; whenever it broke.
 #[test]
 fn a_broken_ring_is_not_mended_by_it() {
