@@ -3,17 +3,49 @@
 use crate::{Guest, PATIENCE, number_of, numbered, wait_for};
 use lasthop_frame::VnetHdr;
 use lasthop_text::MacAddr;
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Sent and not received: fewer than the receiver has buffers, so none is dropped for want of one.
 const WINDOW: u32 = 100;
 
+/// What has come of the numbered frames from the other guest.
+struct Arrivals<'a> {
+    own: MacAddr,
+    /// The highest number so far.
+    highest: &'a AtomicU32,
+    /// Lower ones that have not come.
+    late: BTreeSet<u32>,
+    /// Order is kept by each of a guest's receive rings. A switch that takes over does not know which ring the guest wanted a flow's packets in before it has sent one: with
+    /// several pairs of rings a flow may change its ring then.
+    ordered: bool,
+}
+
+impl Arrivals<'_> {
+    fn take(&mut self, number: u32) {
+        let (own, next) = (self.own, self.highest.load(Ordering::Relaxed) + 1);
+        if number < next {
+            assert!(self.late.remove(&number), "{number} came twice at {own}");
+            return;
+        }
+        assert!(number == next || !self.ordered, "{number} came to {own} where {next} was due: lost, or out of order");
+        self.late.extend(next..number);
+        self.highest.store(number, Ordering::Relaxed);
+    }
+}
+
 /// Sends numbered frames to the other, as many as its window lets it, and checks what comes from there: all, once, in order.
 fn exchange(guest: &mut Guest, other: MacAddr, [mine, theirs]: [&AtomicU32; 2], stop: &AtomicBool) {
     let (own, mut sent) = (guest.mac, 0);
-    // The last thing that each sends is heard by the other: frames behind it are not expected.
-    while !stop.load(Ordering::Relaxed) {
+    let mut came = Arrivals { own, highest: mine, late: BTreeSet::new(), ordered: guest.net.queues().len() == 2 };
+    // The last thing that each sends is heard by the other: frames behind it are not expected. One that is late comes with those behind it.
+    let mut end = None;
+    while !stop.load(Ordering::Relaxed) || !came.late.is_empty() {
+        if stop.load(Ordering::Relaxed) {
+            let left = end.get_or_insert_with(|| Instant::now() + PATIENCE).saturating_duration_since(Instant::now());
+            assert!(!left.is_zero(), "never came to {own}: {:?}", came.late);
+        }
         while sent < theirs.load(Ordering::Relaxed) + WINDOW {
             let len = 60 + (sent as usize * 71) % 1400;
             if !guest.try_send(VnetHdr::default(), &numbered(own, other, sent + 1, len)) {
@@ -26,10 +58,7 @@ fn exchange(guest: &mut Guest, other: MacAddr, [mine, theirs]: [&AtomicU32; 2], 
         let mut wait = Duration::from_millis(2);
         while let Some((_, frame)) = guest.recv_within(wait) {
             wait = Duration::ZERO;
-            let Some(number) = number_of(&frame) else { continue };
-            let next = mine.load(Ordering::Relaxed) + 1;
-            assert_eq!(number, next, "at {own}: lost, twice or out of order");
-            mine.store(next, Ordering::Relaxed);
+            number_of(&frame).into_iter().for_each(|number| came.take(number));
         }
     }
 }
