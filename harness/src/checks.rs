@@ -1,6 +1,7 @@
 //! What two guests on one switch must be able to do. Each check panics with what went wrong.
 
-use crate::{Output, Vm};
+use crate::{Output, Pending, Vm};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 /// How many sizes a content check walks through.
@@ -68,11 +69,37 @@ pub fn group(from: &Vm, others: &[&Vm], address: &str) {
     let port = 7100;
     let receivers: Vec<_> =
         others.iter().map(|vm| vm.spawn(&format!("lasthop-guest group-recv {address} {port} 900 15"))).collect();
-    // Enough repetitions that receivers which are still starting hear one.
-    from.run(&format!("lasthop-guest group-send {address} {port} 900 30 $(cat /sys/class/net/eth0/ifindex)"));
+    // It is repeated until all have heard it: who is still starting does not hear the first.
+    let sender = from.spawn(&format!(
+        "echo $$ >/tmp/group-send; exec lasthop-guest group-send {address} {port} 900 150 $(cat /sys/class/net/eth0/ifindex)"
+    ));
     for r in receivers {
         let heard = r.success(Duration::from_secs(25));
         assert!(heard.starts_with("ok from"), "{heard}");
+    }
+    from.run("kill $(cat /tmp/group-send)");
+    sender.output(Duration::from_secs(25));
+}
+
+/// A TCP stream from a guest that goes on until it is ended, or for 55 seconds.
+pub struct Stream<'a> {
+    from: &'a Vm,
+    enough: String,
+    pending: Pending,
+}
+
+/// Begins one to an address and port where [`Vm::serve`], or another `lasthop-guest tcp-serve`, compares what comes.
+pub fn stream<'a>(from: &'a Vm, to: &str) -> Stream<'a> {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let enough = format!("/tmp/enough-{}", NEXT.fetch_add(1, Ordering::Relaxed));
+    Stream { from, pending: from.spawn(&format!("lasthop-guest tcp-push {to} 55 {enough}")), enough }
+}
+
+impl Stream<'_> {
+    /// Ends it; panics unless all that was sent has come, unchanged.
+    pub fn end(self) {
+        self.from.run(&format!("touch {}", self.enough));
+        self.pending.success(Duration::from_secs(65));
     }
 }
 

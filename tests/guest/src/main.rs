@@ -17,7 +17,7 @@ const USAGE: &str = "\
 lasthop-guest agent DEVICE                                run the host's commands, read from a serial line
 lasthop-guest tcp-serve PORT                              answer tcp-check and tcp-transactions, take tcp-push, for ever
 lasthop-guest tcp-check ADDR:PORT MAX STRIDE              messages of 1..=MAX bytes there and back, compared
-lasthop-guest tcp-push ADDR:PORT SECONDS                  one stream with known content; the server checks it
+lasthop-guest tcp-push ADDR:PORT SECONDS [FILE]           one stream with known content, until there is this file; the server checks it
 lasthop-guest tcp-transactions ADDR:PORT SECONDS [BYTES]  one byte, or so many, there and back, one at a time; how many
 lasthop-guest udp-serve PORT                              echo datagrams after checking them, for ever
 lasthop-guest udp-check ADDR:PORT MAX STRIDE              datagrams of 16..=MAX bytes there and back, compared
@@ -35,7 +35,8 @@ fn main() -> ExitCode {
         ["agent", device] => agent::serve(device),
         ["tcp-serve", port] => number(port).and_then(tcp::serve),
         ["tcp-check", to, max, stride] => number(max).and_then(|max| tcp::check(to, max, number(stride)?)),
-        ["tcp-push", to, seconds] => number(seconds).and_then(|s| tcp::push(to, s)),
+        ["tcp-push", to, seconds] => number(seconds).and_then(|s| tcp::push(to, s, None)),
+        ["tcp-push", to, seconds, enough] => number(seconds).and_then(|s| tcp::push(to, s, Some(enough))),
         ["tcp-transactions", to, seconds] => number(seconds).and_then(|s| tcp::transactions(to, s, 1)),
         ["tcp-transactions", to, seconds, bytes] => {
             number(seconds).and_then(|s| tcp::transactions(to, s, number(bytes)?))

@@ -64,7 +64,10 @@ impl Flood {
     }
 }
 
-/// Receives until `count` different frames came or none came for `idle` seconds, and says what was wrong:
+/// Behind the last frame only those come that it has overtaken: so long without one is the end.
+const OVERTAKEN: Duration = Duration::from_secs(1);
+
+/// Receives until `count` different frames came, or none came for `idle` seconds, or for one behind the last; and says what was wrong:
 /// `received R lost L repeated T reordered O damaged D gap G`. The gap is the longest silence between two frames, in milliseconds.
 pub fn receive(iface: &str, kind: [u8; 2], count: u64, idle: u64) -> Outcome {
     let (socket, _) = open(iface)?;
@@ -74,7 +77,9 @@ pub fn receive(iface: &str, kind: [u8; 2], count: u64, idle: u64) -> Outcome {
     let mut seen = vec![false; usize::try_from(count).map_err(|e| e.to_string())?];
     let (mut received, mut repeated, mut reordered, mut damaged, mut gap) = (0u64, 0u64, 0u64, 0u64, Duration::ZERO);
     let (mut next, mut last, mut buf) = (0, Instant::now(), vec![0; 65_600]);
-    while received < count && last.elapsed() < Duration::from_secs(idle) {
+    let idle = Duration::from_secs(idle);
+    let patience = |next| if next < count { idle } else { idle.min(OVERTAKEN) };
+    while received < count && last.elapsed() < patience(next) {
         let Ok(n) = recv(socket.as_raw_fd(), &mut buf, MsgFlags::empty()) else { continue };
         let frame = &buf[..n];
         if n < HEAD || frame[12..14] != kind {

@@ -5,6 +5,7 @@ use crate::Outcome;
 use crate::content::{Content, bytes, hash, sizes};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// A peer that is silent this long is gone; longer than any recovery under test.
@@ -110,8 +111,8 @@ pub fn check(to: &str, max: usize, stride: usize) -> Outcome {
     Ok(format!("ok {} sizes", all.len()))
 }
 
-/// Sends known content for some seconds, then asks the server what it got: `ok BYTES`.
-pub fn push(to: &str, seconds: u64) -> Outcome {
+/// Sends known content for some seconds, or until there is a file `enough`, then asks the server what it got: `ok BYTES`.
+pub fn push(to: &str, seconds: u64, enough: Option<&str>) -> Outcome {
     let mut s = connect(to)?;
     let seed: u64 = std::process::id().into();
     write(&mut s, b"P")?;
@@ -119,7 +120,7 @@ pub fn push(to: &str, seconds: u64) -> Outcome {
     let mut content = Content::new(seed);
     let mut buf = vec![0; 65_536];
     let (end, mut sent) = (Instant::now() + Duration::from_secs(seconds), 0);
-    while Instant::now() < end {
+    while Instant::now() < end && !enough.is_some_and(|file| Path::new(file).exists()) {
         content.fill(&mut buf);
         write(&mut s, &buf)?;
         sent += buf.len() as u64;
@@ -192,7 +193,11 @@ mod tests {
     fn messages_and_streams_come_through() {
         let to = server();
         assert!(check(&to, 3000, 500).unwrap().starts_with("ok "));
-        assert!(push(&to, 0).unwrap().starts_with("ok "));
+        assert!(push(&to, 0, None).unwrap().starts_with("ok "));
+        // Long before its time is over.
+        let started = Instant::now();
+        assert_eq!(push(&to, 1000, Some("/")).unwrap(), "ok 0");
+        assert!(started.elapsed() < PATIENCE);
         assert!(transactions(&to, 0, 1).unwrap().starts_with("0 in "));
         assert!(!transactions(&to, 1, 4096).unwrap().starts_with("0 in "));
     }

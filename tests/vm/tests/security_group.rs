@@ -1,6 +1,6 @@
 //! A security group with Linux at both ends: what the guest asks for is answered, what nobody asked for is not, and what is idle ends.
 
-use lasthop_harness::{Lasthop, Nic, Port, Vm, VmConfig, scratch, wait_for};
+use lasthop_harness::{Lasthop, Nic, Pending, Port, Vm, VmConfig, scratch, wait_for};
 use std::path::Path;
 use std::time::Duration;
 
@@ -10,10 +10,19 @@ fn config(name: &str, dir: &Path, number: u8) -> VmConfig {
     VmConfig::new(name, [Nic::vhost_user(&dir.join(format!("{name}.sock")), number)])
 }
 
-/// Whether it answers: three attempts at least.
-fn answers(vm: &Vm, address: &str) -> bool {
+/// Three attempts at least, which go on meanwhile.
+fn ask(vm: &Vm, address: &str) -> Pending {
     let six = if address.contains(':') { "-6" } else { "-4" };
-    vm.output(&format!("ping {six} -c 3 -i 0.2 -w 3 -q {address}"), 30).stdout.contains(" 0% packet loss")
+    vm.spawn(&format!("ping {six} -c 3 -i 0.2 -w 3 -q {address}"))
+}
+
+/// Whether all of them were answered.
+fn answered(asked: Pending) -> bool {
+    asked.output(Duration::from_secs(65)).stdout.contains(" 0% packet loss")
+}
+
+fn answers(vm: &Vm, address: &str) -> bool {
+    answered(ask(vm, address))
 }
 
 /// ICMP errors "destination unreachable" that a guest has got.
@@ -51,25 +60,34 @@ fn a_security_group_of_three_lines() {
     let Field { lasthop, a, b, _dir } = &Field::boot();
     let [nic_a, nic_b] = [a, b].map(|vm| &vm.config.nics[0]);
     // Neighbours are found without a rule, pings go out and not in, over IPv4 and IPv6.
-    for (from_a, from_b) in [(nic_b.ip4().to_string(), nic_a.ip4().to_string()), (nic_b.ip6(), nic_a.ip6())] {
-        assert!(answers(a, &from_a), "ping out to {from_a}");
-        assert!(!answers(b, &from_b), "ping in to {from_b}");
-        assert!(answers(a, &from_a), "and out again");
+    let (out, inwards) = ([nic_b.ip4().to_string(), nic_b.ip6()], [nic_a.ip4().to_string(), nic_a.ip6()]);
+    for address in &out {
+        assert!(answers(a, address), "ping out to {address}");
+    }
+    // What is refused is waited for in vain, all of it at once: pings in, and a datagram.
+    let asked = inwards.each_ref().map(|address| ask(b, address));
+    let datagram = b.spawn(&format!("timeout 5 lasthop-guest udp-check {}:7000 100 4001", nic_a.ip4()));
+    for (address, asked) in inwards.iter().zip(asked) {
+        assert!(!answered(asked), "ping in to {address}");
+    }
+    for address in &out {
+        assert!(answers(a, address), "and out again");
     }
     // TCP and UDP out, with what comes back; TCP in to the one port that is open.
     a.run(&format!("lasthop-guest tcp-check {}:7000 65536 4001", nic_b.ip4()));
     a.run(&format!("lasthop-guest udp-check {}:7000 1400 401", nic_b.ip4()));
     b.run(&format!("lasthop-guest tcp-check {}:7000 65536 4001", nic_a.ip4()));
-    let udp = b.output(&format!("timeout 5 lasthop-guest udp-check {}:7000 100 4001", nic_a.ip4()), 30);
+    let udp = datagram.output(Duration::from_secs(65));
     assert_ne!(udp.code, 0, "UDP in: {}", udp.stdout);
     let list = lasthop.command(&["conntrack", "list"]);
     assert!(list.contains("udp      17 ") && list.contains("tcp      6 "), "{list}");
     // A port that nobody listens at: the error comes back as related.
     let before = unreachable(a);
+    // It waits for an answer, and is told of no error.
     for _ in 0..3 {
-        a.output(&format!("timeout 5 lasthop-guest udp-check {}:9999 100 4001", nic_b.ip4()), 20);
+        a.background(&format!("timeout 5 lasthop-guest udp-check {}:9999 100 4001", nic_b.ip4()));
     }
-    assert!(unreachable(a) > before, "an ICMP error about the guest's own datagram");
+    wait_for("an ICMP error about the guest's own datagram", Duration::from_secs(20), || unreachable(a) > before);
     lasthop.check_sums();
 }
 

@@ -26,8 +26,8 @@ fn memory_that_is_not_shared_is_named() {
         VmConfig { memory, ..VmConfig::new(&ports[n].name, [nic]) }
     };
     let vms = Vm::boot_all([machine(0, Memory::Private), machine(1, Memory::Anonymous)]);
-    let ping = |vm: &Vm| drop(vm.output("ping -c 2 -W 1 10.9.0.9", 20));
-    vms.iter().for_each(ping);
+    let pings = vms.each_ref().map(|vm| vm.spawn("ping -c 2 -W 1 10.9.0.9"));
+    pings.into_iter().for_each(|ping| drop(ping.output(Duration::from_secs(65))));
     let said = |name: &str| lasthop.port(name)["note"].as_str().unwrap_or_default().to_owned();
     // A guest that waits for an answer kicks once. Where this falls together with the kick that QEMU gives when the ring starts, lasthop
     // cannot tell it from a guest that has not set its interface up, and names both.
@@ -62,9 +62,10 @@ fn a_machine_that_is_stopped_is_found() {
     assert_eq!(shown["macs"].as_array().map(Vec::len), Some(1), "{shown}");
     // QEMU takes the rings away then.
     b.qmp("stop", json!({}));
-    let pings = a.spawn("ping -i 0.002 -s 1400 -w 20 -q 10.9.0.2");
+    let pings = a.spawn("echo $$ >/tmp/pings; exec ping -i 0.002 -s 1400 -w 50 -q 10.9.0.2");
     wait_for("the stopped machine to be found", Duration::from_secs(20), || found(&lasthop, "b") == ["rings-stopped"]);
     b.qmp("cont", json!({}));
+    a.run("kill $(cat /tmp/pings)");
     drop(pings.output(Duration::from_secs(65)));
     assert_eq!(found(&lasthop, "b"), [""; 0]);
     checks::ping(&a, &b);

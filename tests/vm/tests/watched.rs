@@ -20,15 +20,21 @@ fn answers(vm: &Vm) -> bool {
     vm.output("ping -4 -c 3 -i 0.2 -w 3 -q 10.9.0.2", 30).stdout.contains(" 0% packet loss")
 }
 
-/// What one guest asks and the other answers is in the file, in this order, as another program reads it.
+/// Of the same two guests.
 #[test]
-fn tcpdump_reads_what_two_guests_say() {
+fn two_guests_are_listened_to_and_cut_off() {
+    let dir = scratch();
+    let (lasthop, [a, b]) = pair(dir.path());
+    tcpdump_reads_what_two_guests_say(dir.path(), &lasthop, &a);
+    a_cable_that_is_pulled_and_plugged_in_again(&lasthop, [&a, &b]);
+}
+
+/// What one guest asks and the other answers is in the file, in this order, as another program reads it.
+fn tcpdump_reads_what_two_guests_say(dir: &Path, lasthop: &Lasthop, a: &Vm) {
     if Command::new("tcpdump").arg("--version").output().is_err() {
         return println!("skipped: tcpdump is not installed");
     }
-    let dir = scratch();
-    let (lasthop, [a, _b]) = pair(dir.path());
-    let file = dir.path().join("a.pcap");
+    let file = dir.join("a.pcap");
     let run_dir = lasthop.run_dir();
     let mut command = Command::new(lasthop_harness::binary("lasthop"));
     command.args(["capture", "a", "-w"]).arg(&file).arg("--run-dir").arg(&run_dir);
@@ -59,18 +65,15 @@ fn tcpdump_reads_what_two_guests_say() {
 }
 
 /// Nothing passes while the cable is pulled; then all is as before, without a new connection of the guest's. It is not told: its card shows a carrier.
-#[test]
-fn a_cable_that_is_pulled_and_plugged_in_again() {
-    let dir = scratch();
-    let (lasthop, [a, b]) = pair(dir.path());
+fn a_cable_that_is_pulled_and_plugged_in_again(lasthop: &Lasthop, [a, b]: [&Vm; 2]) {
     for _ in 0..2 {
         lasthop.command(&["port", "set", "b", "--link", "down"]);
-        assert!(!answers(&a), "the cable is pulled");
+        assert!(!answers(a), "the cable is pulled");
         assert_eq!(b.run("cat /sys/class/net/eth0/carrier").trim(), "1", "docs/ports.md says so");
         let drops = lasthop.port("a")["from_guest"]["drops"].clone();
         assert!(drops.as_array().is_some_and(|drops| drops.iter().any(|d| d["reason"] == "port_down")), "{drops}");
         lasthop.command(&["port", "set", "b", "--link", "up"]);
-        wait_for("the two to talk again", Duration::from_secs(30), || answers(&a));
+        wait_for("the two to talk again", Duration::from_secs(30), || answers(a));
     }
     assert_eq!(lasthop.port("b")["state"], "up");
     lasthop.check_sums();
