@@ -40,7 +40,8 @@ pub(crate) struct Connections {
 
 impl Default for Connections {
     fn default() -> Self {
-        Self::new(Config::default().capacity)
+        // Tests make thousands of data planes, of few connections each.
+        Self::new(if cfg!(test) { 1 << 14 } else { Config::default().capacity })
     }
 }
 
