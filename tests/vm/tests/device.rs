@@ -1,8 +1,8 @@
 //! A device with Linux at its ports: more connections than its table has rules, its control and its data plane killed, and a VM of the host's own
 //! switch at the other end of the cable.
 
-use lasthop_harness::checks::{self, Counted, Depth};
-use lasthop_harness::{DmaEngine, Lasthop, Nic, Pending, Port, Vm, VmConfig, on_device, proc, scratch, wait_for};
+use lasthop_harness::checks::{self, Counted, Depth, Stream};
+use lasthop_harness::{DmaEngine, Lasthop, Nic, Port, Vm, VmConfig, on_device, proc, scratch, wait_for};
 use rustix::process::Signal;
 use serde_json::Value;
 use std::path::Path;
@@ -51,7 +51,7 @@ fn more_connections_than_rules(lasthop: &Lasthop, dir: &Path, a: &Vm, b: &Vm) ->
     let stats = || lasthop.json(&["device", "stats", "nic0"]);
     let before = stats();
     a.run(&format!(
-        "pids=; for i in $(seq {CONNECTIONS}); do lasthop-guest tcp-check {}:7000 4096 401 >/dev/null & pids=\"$pids $!\"; done; \
+        "pids=; for i in $(seq {CONNECTIONS}); do lasthop-guest tcp-check {}:7000 128 1 >/dev/null & pids=\"$pids $!\"; done; \
          for p in $pids; do wait $p || exit 1; done",
         b.config.nics[0].ip4()
     ));
@@ -98,9 +98,9 @@ fn engine(lasthop: &Lasthop) -> Value {
     serde_json::from_slice::<Value>(&out.stdout).unwrap_or_default()["table"]["dma"].take()
 }
 
-/// A TCP connection over which one VM pushes for so many seconds; the other compares what comes.
-fn pushes(from: &Vm, to: &Vm, seconds: u32) -> Pending {
-    from.spawn(&format!("lasthop-guest tcp-push {}:7000 {seconds}", to.config.nics[0].ip4()))
+/// A TCP connection over which one VM pushes until it is ended; the other compares what comes.
+fn pushes<'a>(from: &'a Vm, to: &Vm) -> Stream<'a> {
+    checks::stream(from, &format!("{}:7000", to.config.nics[0].ip4()))
 }
 
 /// Waits until so many bytes more have come to this port of the device's.
@@ -118,11 +118,6 @@ fn comes(lasthop: &Lasthop, port: &str) {
         before = before.min(now).or(now);
         now > before.map(|bytes| bytes + 1_000_000)
     });
-}
-
-/// Both end well.
-fn end_well(streams: [Pending; 2]) {
-    streams.into_iter().for_each(|stream| drop(stream.success(Duration::from_secs(65))));
 }
 
 /// Connections whose rules have left the table are found by a walk. A stream from VM to VM and one from VM to host go on while the device's control, its data plane, its lasthop and its cable are killed.
@@ -156,11 +151,11 @@ fn streams_go_on_over_deaths_of_all_that_a_device_is() {
     ];
     for (what, dies) in deaths {
         println!("{what} is killed");
-        let streams = [pushes(&a, &b, 8), pushes(&a, &h, 8)];
+        let streams = [pushes(&a, &b), pushes(&a, &h)];
         comes(&lasthop, "b");
         dies();
         comes(&lasthop, "b");
-        end_well(streams);
+        streams.into_iter().for_each(Stream::end);
         reaches(&h, &b);
     }
     assert!([&a, &b, &h].map(Vm::uptime).iter().zip(uptime).all(|(now, before)| *now > before));
@@ -182,7 +177,7 @@ fn streams_go_on_over_an_engine_that_hangs() {
     for attempt in 0.. {
         assert!(attempt < 8, "it is never stopped in a copy");
         // The cable finds by itself that its port has broken.
-        let streams = [pushes(&a, &b, 8), pushes(&b, &a, 8)];
+        let streams = [pushes(&a, &b), pushes(&b, &a)];
         comes(&lasthop, "b");
         assert!(number(&engine(&lasthop)["overtaken"]) > 0, "copies overtake each other: {}", engine(&lasthop));
         let process = lasthop.child("lasthop-device");
@@ -190,7 +185,7 @@ fn streams_go_on_over_an_engine_that_hangs() {
         hangs.stop_in_a_copy();
         wait_for("it to be found out", PATIENCE, || engine(&lasthop)["state"] == "hangs");
         comes(&lasthop, "b");
-        end_well(streams);
+        streams.into_iter().for_each(Stream::end);
         reaches(&h, &b);
         assert_eq!(lasthop.child("lasthop-device"), process, "it goes on without its engine");
         println!("{}", engine(&lasthop));

@@ -45,7 +45,7 @@ fn a_guest_that_watches_two_others() {
         assert_eq!(whole(counted), all, "its copies; {} were lost there", lost(&lasthop, "m"));
     }
     // It is no station any more, and says so by what it does not reach.
-    assert!(!m.output("ping -c 2 -w 2 -q 10.9.0.1", 20).stdout.contains(" 0% packet loss"));
+    assert!(!m.output("ping -c 2 -i 0.2 -w 1 -q 10.9.0.1", 20).stdout.contains(" 0% packet loss"));
     let drops = lasthop.port("m")["from_guest"]["drops"].clone();
     assert!(drops.as_array().is_some_and(|drops| drops.iter().any(|d| d["reason"] == "mirror_port")), "{drops}");
     // Large packets with offloads, both ways, while nobody takes their copies.

@@ -1,8 +1,10 @@
 //! Real VMs and the network: TAP and veth uplinks, with the stack of a network namespace outside.
 
-use lasthop_harness::{Lasthop, Netns, Nic, Port, Vm, scratch, spawn, wait_for};
+use lasthop_harness::{Lasthop, Netns, Nic, Port, Vm, checks, scratch, spawn, wait_for};
 use std::process::{Child, Stdio};
 use std::time::Duration;
+
+const PATIENCE: Duration = Duration::from_secs(40);
 
 /// The outside: a namespace with 10.9.0.100 and fd09::100, and `lasthop-guest` serving there.
 struct Outside {
@@ -86,7 +88,7 @@ fn vms_and_the_network(uplink: &str, device: &str, whole: bool, prepare: impl Fn
     wait_for("iperf3", Duration::from_secs(10), || outside.netns.shell("cat /proc/net/tcp*").contains(":1451 "));
     for direction in ["", "-R"] {
         let before = lasthop.json(&["uplink", "list"])["uplinks"][0].clone();
-        let out = vms[0].run(&format!("iperf3 -c 10.9.0.100 -t 3 {direction} | grep receiver"));
+        let out = vms[0].run(&format!("iperf3 -c 10.9.0.100 -t 2 {direction} | grep receiver"));
         println!("{uplink} {direction}: {}", out.trim());
         let after = lasthop.json(&["uplink", "list"])["uplinks"][0].clone();
         let way = if direction.is_empty() { "to_network" } else { "from_network" };
@@ -107,12 +109,32 @@ fn vms_and_the_network(uplink: &str, device: &str, whole: bool, prepare: impl Fn
     assert_eq!(uplink["restarts"], 0);
     // Killed, or hanging, in the middle of a stream: the connection survives.
     for end in [Lasthop::kill, Lasthop::hang] {
-        let stream = vms[0].spawn("lasthop-guest tcp-push 10.9.0.100:7000 6");
-        std::thread::sleep(Duration::from_secs(2));
+        let stream = checks::stream(&vms[0], "10.9.0.100:7000");
+        comes(&lasthop);
+        let before = of_uplink(&lasthop, &["restarts"]);
         end(&lasthop, "lasthop-uplink");
-        stream.success(Duration::from_secs(60));
+        wait_for("another", PATIENCE, || of_uplink(&lasthop, &["restarts"]) > before);
+        comes(&lasthop);
+        stream.end();
     }
     lasthop.check_sums();
+}
+
+/// A number that it says of the uplink.
+fn of_uplink(lasthop: &Lasthop, path: &[&str]) -> u64 {
+    let uplink = &lasthop.json(&["uplink", "list"])["uplinks"][0];
+    path.iter().fold(uplink, |value, name| &value[name]).as_u64().unwrap_or(0)
+}
+
+/// Waits until it has sent 2 MB more. Who counts may be another one now.
+fn comes(lasthop: &Lasthop) {
+    let bytes = || of_uplink(lasthop, &["to_network", "bytes"]);
+    let mut before = bytes();
+    wait_for("the stream to go on", PATIENCE, || {
+        let now = bytes();
+        before = before.min(now);
+        now > before + 2_000_000
+    });
 }
 
 #[test]
