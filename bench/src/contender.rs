@@ -25,6 +25,8 @@ pub enum Contender {
     LinuxBridge,
     /// The same behind vhost ports of DPDK's, as a driver domain has it; with nftables where there are rules.
     BridgeTap,
+    /// The same with `tc`, whose classes say what goes to whom.
+    BridgeTc,
     /// The kernel's bridge with nftables, between veth devices that send everything back.
     BridgeNft,
     /// The kernel's bridge alone, between veth devices that send everything back.
@@ -72,7 +74,7 @@ impl Change {
 
 impl Contender {
     /// All there are.
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 25] = [
         Self::Lasthop,
         Self::Changed(Change::Poll),
         Self::Changed(Change::NoHelpers),
@@ -95,6 +97,7 @@ impl Contender {
         Self::DpdkVhost,
         Self::LinuxBridge,
         Self::BridgeTap,
+        Self::BridgeTc,
         Self::BridgeNft,
         Self::BridgeAlone,
     ];
@@ -124,6 +127,7 @@ impl Contender {
             Self::Device => "lasthop-device",
             Self::LinuxBridge => "linux-bridge",
             Self::BridgeTap => "bridge-tap",
+            Self::BridgeTc => "bridge-tc",
             Self::BridgeNft => "bridge-nft",
             Self::BridgeAlone => "bridge-alone",
         }
@@ -154,6 +158,7 @@ impl Contender {
             Self::Device => "lasthop, a device",
             Self::LinuxBridge => "Linux bridge + TAP",
             Self::BridgeTap => "Linux bridge + TAP behind DPDK vhost",
+            Self::BridgeTc => "Linux bridge + TAP behind DPDK vhost, tc htb",
             Self::BridgeNft => "Linux bridge + nftables, no guests",
             Self::BridgeAlone => "Linux bridge, no guests",
         }

@@ -3,7 +3,7 @@
 use crate::contender::Contender;
 use crate::guests::dpdk;
 use crate::guests::load::Setup;
-use crate::switch::{bridge_tap, dpdk_vhost, ovs};
+use crate::switch::{bridge_tap, dpdk_vhost, ovs, tc};
 use crate::work::Work;
 use lasthop_harness::Lasthop;
 use lasthop_harness::stop::{Outcome, pause};
@@ -158,10 +158,17 @@ pub fn missing(contender: Contender, work: Work) -> Option<String> {
             ["dpdk-testpmd", "cc"].into_iter().find_map(missing_program).or_else(|| missing_pages(dpdk_vhost::MIB))
         }
         Contender::DpdkVhost => missing_program("dpdk-testpmd").or_else(|| missing_pages(guests + dpdk_vhost::MIB)),
-        Contender::BridgeTap => {
-            let programs = ["dpdk-testpmd", "ip"].into_iter().chain(list.then_some("nft"));
+        Contender::BridgeTap | Contender::BridgeTc => {
+            let classes = contender == Contender::BridgeTc;
+            let programs =
+                ["dpdk-testpmd", "ip"].into_iter().chain(list.then_some("nft")).chain(classes.then_some("tc"));
             let missing = programs.into_iter().find_map(missing_program).or_else(missing_devices);
-            let guests = if let Work::Load(setup, _) = work { setup.ports } else { 0 };
+            let missing = missing.or_else(|| if classes { missing_classes() } else { None });
+            let guests = match work {
+                Work::Load(setup, _) => setup.ports,
+                Work::Isolation(what) => what.ports(),
+                _ => 0,
+            };
             let many = (guests > bridge_tap::MOST)
                 .then(|| format!("DPDK has no more than {} ports, two a guest", 2 * bridge_tap::MOST));
             missing.or(many).or_else(|| missing_pages(bridge_tap::MIB))
@@ -207,6 +214,16 @@ fn missing_devices() -> Option<String> {
                 why.trim()
             )
         })
+    })
+}
+
+/// Whether the kernel has classes, and what tells packets apart; tried in a network namespace that goes with the command.
+fn missing_classes() -> Option<String> {
+    let words = format!("echo '{}' | tc -batch -", tc::Tree::trial().text());
+    let out = Command::new("unshare").args(["--net", "--", "sh", "-c", &words]).stdin(Stdio::null()).output().ok()?;
+    (!out.status.success()).then(|| {
+        let why = String::from_utf8_lossy(&out.stderr);
+        format!("the kernel does not make classes ({}): are the modules sch_htb and cls_u32 there?", why.trim())
     })
 }
 

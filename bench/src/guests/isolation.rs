@@ -7,9 +7,10 @@ use crate::cpus::Cpus;
 use crate::guests::load::spread;
 use crate::machine;
 use crate::round::Round;
+use crate::switch::bridge_tap::BridgeTap;
 use crate::switch::lasthop::Ours;
 use crate::switch::ovs::{Ovs, Rules};
-use crate::switch::{Extras, Switch};
+use crate::switch::{Bound, Extras, Switch};
 use lasthop_harness::stop::{Outcome, check, failed};
 use lasthop_harness::{Port, scratch};
 use lasthop_loadgen::guest::PortReport;
@@ -25,8 +26,13 @@ const DISTURBED: f64 = 20.0;
 /// How long a greedy guest has in each round of the thread that plays all.
 const TURN: Duration = Duration::from_micros(20);
 const WARMUP: Duration = Duration::from_millis(300);
-/// Bytes a second for each 100 of weight that a policer lets through to a greedy guest's receiver: so few that every guest asks for more.
+/// Bytes a second for each 100 of weight that a policer, or a class of `tc`, lets through to a greedy guest's receiver: so few that every guest
+/// asks for more.
 const POLICED: u64 = 30_000_000;
+
+/// Lengths of packets of 64 KiB, and of frames.
+pub const LARGE: &str = "gso";
+pub const FRAME: &str = "1514";
 
 /// What a greedy guest does.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -63,6 +69,11 @@ impl Isolation {
         self.greedy + 1
     }
 
+    /// Ports of all.
+    pub fn ports(self) -> usize {
+        2 * self.pairs()
+    }
+
     /// CPUs that the guests and the switch's one take.
     pub fn cpus(self) -> usize {
         if self.apart { self.pairs() + 1 } else { 2 }
@@ -72,13 +83,20 @@ impl Isolation {
         self.kinds.iter().copied().cycle().take(self.greedy)
     }
 
-    /// The loads of all ports that send.
-    fn guests(self) -> Outcome<Vec<Guest>> {
+    /// What goes to each greedy guest's receiver, where that is bounded.
+    fn bounds(self) -> Vec<Bound> {
+        let bytes = |greed: Greed| POLICED * u64::from(greed.weight) / 100;
+        self.greedy().enumerate().map(|(i, g)| Bound { from: 2 * i, to: 2 * i + 1, bytes: bytes(g) }).collect()
+    }
+
+    /// The loads of all ports that send. Where no packet is longer than a frame, a guest's own stack has cut the long ones.
+    fn guests(self, frames_alone: bool) -> Outcome<Vec<Guest>> {
         let mut guests = Vec::new();
         for (greed, i) in self.greedy().zip(0..) {
+            let sizes = if frames_alone && greed.sizes == LARGE { FRAME } else { greed.sizes };
             guests.push(Guest {
                 port: 2 * i,
-                sizes: Some(greed.sizes.parse().map_err(failed)?),
+                sizes: Some(sizes.parse().map_err(failed)?),
                 rate: greed.kicks.then_some(0.0),
                 flows: Some(greed.flows),
                 kicks: greed.kicks,
@@ -88,6 +106,11 @@ impl Isolation {
         guests.push(Guest { port: 2 * self.greedy as u16, rate: Some(RATE), ..Guest::default() });
         Ok(guests)
     }
+}
+
+/// Whether no packet longer than a frame gets through: DPDK's TAP driver passes none on whole.
+fn frames_alone(contender: Contender) -> bool {
+    matches!(contender, Contender::BridgeTap | Contender::BridgeTc)
 }
 
 /// A switch and its guests.
@@ -103,15 +126,14 @@ struct Field {
 impl Field {
     fn set(contender: Contender, cpus: Cpus, isolation: Isolation) -> Outcome<Self> {
         let dir = scratch();
-        let count = 2 * isolation.pairs();
-        let ports: Vec<Port> = (0..count).map(|i| Port::connect(&format!("p{i}"), dir.path())).collect();
+        let ports: Vec<Port> = (0..isolation.ports()).map(|i| Port::connect(&format!("p{i}"), dir.path())).collect();
         let paths: Vec<_> = ports.iter().map(|p| &*p.socket).collect();
         let sockets = paths.iter().map(|p| Socket { path: p.to_path_buf(), listen: true }).collect();
         let settings = Settings {
             latency: true,
             cpus: if isolation.apart { spread(machine::cpus(), isolation.pairs(), cpus).0 } else { vec![cpus.guests] },
             rx_buffer: 4096,
-            guests: isolation.guests()?,
+            guests: isolation.guests(frames_alone(contender))?,
             turn: Some(TURN),
             // They are left to the peers that need them.
             huge: Some(false),
@@ -119,9 +141,9 @@ impl Field {
         };
         // Before the switch tries to connect for the first time.
         let listening = load::listen(&settings)?;
-        let policed: Vec<(usize, u64)> =
-            isolation.greedy().enumerate().map(|(i, g)| (2 * i + 1, POLICED * u64::from(g.weight) / 100)).collect();
-        let police: &[(usize, u64)] = if contender == Contender::Ovs(Rules::Policed) { &policed } else { &[] };
+        let bounded = matches!(contender, Contender::Ovs(Rules::Policed) | Contender::BridgeTc);
+        let bounds = if bounded { isolation.bounds() } else { Vec::new() };
+        let police = &bounds[..];
         let extras = Extras { large: true, queues: 1, police, ..Extras::default() };
         let ours = |change| -> Outcome<Box<dyn Switch>> {
             let switch = Ours::start(&ports, &cpus.switch.to_string(), extras, change)?;
@@ -135,6 +157,9 @@ impl Field {
             Contender::Lasthop => ours(None)?,
             Contender::Changed(change) => ours(Some(change))?,
             Contender::Ovs(rules) => Box::new(Ovs::start(cpus.guests, &[cpus.switch], &paths, rules, extras)?),
+            Contender::BridgeTap | Contender::BridgeTc => {
+                Box::new(BridgeTap::start(cpus.guests, cpus.switch, &paths, extras)?)
+            }
             _ => return Err(failed("has no such ports")),
         };
         let session = Session::connect(&settings, &listening, &check)?;
@@ -247,9 +272,28 @@ mod tests {
     #[test]
     fn loads_are_those_of_the_kinds_in_turn() {
         let kinds = &[Greed { sizes: "gso", weight: 300, ..Greed::PLAIN }, Greed { kicks: true, ..Greed::PLAIN }];
-        let guests = Isolation { kinds, greedy: 3, apart: false }.guests().unwrap();
+        let guests = Isolation { kinds, greedy: 3, apart: false }.guests(false).unwrap();
         assert_eq!(guests.iter().map(|g| g.port).collect::<Vec<_>>(), [0, 2, 4, 6]);
         assert_eq!(guests.iter().map(Guest::is_greedy).collect::<Vec<_>>(), [true, true, true, false]);
         assert_eq!((guests[1].rate, guests[3].rate), (Some(0.0), Some(RATE)));
+    }
+
+    #[test]
+    fn packets_of_64_kib_come_in_frames_where_nothing_longer_gets_through() {
+        let kinds = &[Greed { sizes: LARGE, ..Greed::PLAIN }, Greed::PLAIN];
+        let cycles = |contender| {
+            let guests = Isolation { kinds, greedy: 2, apart: false }.guests(frames_alone(contender)).unwrap();
+            guests.into_iter().take(2).map(|g| g.sizes.map(|s| (s.gso, s.longest())).unwrap()).collect::<Vec<_>>()
+        };
+        assert_eq!(cycles(Contender::BridgeTc), [(false, 1514), (false, 64)]);
+        assert!(cycles(Contender::Lasthop)[0].0);
+    }
+
+    #[test]
+    fn receivers_have_bounds_by_their_senders_weights() {
+        let kinds = &[Greed { weight: 300, ..Greed::PLAIN }, Greed::PLAIN];
+        let bounds = Isolation { kinds, greedy: 2, apart: false }.bounds();
+        let expected = [Bound { from: 0, to: 1, bytes: 3 * POLICED }, Bound { from: 2, to: 3, bytes: POLICED }];
+        assert_eq!(bounds, expected, "and the modest guest has none");
     }
 }

@@ -166,8 +166,14 @@ impl Stage {
         let device = if contender == Contender::NoGro { Some(Device::XdpNoGro) } else { setup.outside };
         let uplink = outside.as_ref().zip(device).map(|(world, device)| Uplink { netns: &world.site, device });
         let translated = setup.grants.is_some();
-        let extras =
-            Extras { large: setup.large, queues: setup.queues, list: list.as_ref(), uplink, translated, police: &[] };
+        let extras = Extras {
+            large: setup.large,
+            queues: setup.queues,
+            list: list.as_ref(),
+            uplink,
+            translated,
+            ..Extras::default()
+        };
         let (guests, switch) = if setup.spread { spread(machine::cpus(), setup.ports / 2, cpus) } else { cpus.each() };
         let settings = settings(setup, &ports, guests)?;
         // Before the switch tries to connect for the first time.
@@ -310,7 +316,9 @@ fn start(contender: Contender, places: Places<'_>, ports: &[Port], extras: Extra
             Box::new(if spread { start_on(&all, start)? } else { start()? })
         }
         Contender::DpdkVhost => Box::new(DpdkVhost::start(cpus.guests, cpus.switch, &sockets, extras)?),
-        Contender::BridgeTap => Box::new(BridgeTap::start(cpus.guests, cpus.switch, &sockets, extras)?),
+        Contender::BridgeTap | Contender::BridgeTc => {
+            Box::new(BridgeTap::start(cpus.guests, cpus.switch, &sockets, extras)?)
+        }
         Contender::LinuxBridge | Contender::BridgeNft | Contender::BridgeAlone | Contender::Tap => {
             return Err(failed("has no such ports"));
         }

@@ -2,16 +2,18 @@
 
 use super::{LEARN, OURS, POLICED, POLL, Scenario, scenario};
 use crate::contender::Contender;
-use crate::guests::isolation::{Greed, Isolation};
+use crate::guests::isolation::{self, Greed, Isolation};
 use crate::work::Work;
 
-const ALL_EQUAL: &[Contender] = &[OURS, POLL, LEARN, POLICED];
-/// Open vSwitch has no weights, but a policer for each port.
-const WEIGHED: &[Contender] = &[OURS, POLL, POLICED];
-const UNPOLICED: &[Contender] = &[OURS, POLL, LEARN];
+const TAP: Contender = Contender::BridgeTap;
+const TC: Contender = Contender::BridgeTc;
+const ALL_EQUAL: &[Contender] = &[OURS, POLL, LEARN, POLICED, TAP, TC];
+/// Open vSwitch has no weights, but a policer for each port; `tc` has classes at each.
+const WEIGHED: &[Contender] = &[OURS, POLL, POLICED, TC];
+const UNPOLICED: &[Contender] = &[OURS, POLL, LEARN, TAP];
 
-const LARGE: Greed = Greed { sizes: "gso", ..Greed::PLAIN };
-const FRAME: Greed = Greed { sizes: "1514", ..Greed::PLAIN };
+const LARGE: Greed = Greed { sizes: isolation::LARGE, ..Greed::PLAIN };
+const FRAME: Greed = Greed { sizes: isolation::FRAME, ..Greed::PLAIN };
 const BYTES: &[Greed] = &[LARGE, Greed::PLAIN];
 const WEIGHTS: &[Greed] = &[Greed { weight: 300, ..LARGE }, Greed::PLAIN];
 const FRAMES: &[Greed] = &[LARGE, FRAME];

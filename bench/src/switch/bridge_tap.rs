@@ -11,6 +11,7 @@
 //! each, are DPDK's TAP driver's: netback has neither.
 
 use super::dpdk_vhost::ns_per_packet;
+use super::tc::Tree;
 use super::{Extras, Spent, Switch};
 use crate::acl::List;
 use lasthop_harness::stop::{Outcome, failed};
@@ -60,6 +61,9 @@ impl BridgeTap {
         }
         if let Some(list) = extras.list {
             filter(netns, list)?;
+        }
+        for bound in extras.police {
+            Tree::at_receiver(&format!("t{}", bound.to), *bound).set(netns)?;
         }
         testpmd.say("set fwd io")?;
         testpmd.say("set record-core-cycles on")?;

@@ -5,6 +5,7 @@ pub mod dpdk_vhost;
 pub mod driven;
 pub mod lasthop;
 pub mod ovs;
+pub mod tc;
 pub mod uplink;
 
 use crate::acl::List;
@@ -22,6 +23,24 @@ pub struct Spent {
     pub idle_ns: f64,
 }
 
+/// No more than so much goes from one port to another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bound {
+    /// Who sends, by number from 0.
+    pub from: usize,
+    /// Who receives; nobody else sends to it.
+    pub to: usize,
+    /// Bytes a second.
+    pub bytes: u64,
+}
+
+impl Bound {
+    /// Bytes that may go at once: a fiftieth of a second, and as much as the longest packets need.
+    pub fn burst(self) -> u64 {
+        (self.bytes / 50).max(1 << 18)
+    }
+}
+
 /// What a switch is to be besides its ports.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Extras<'a> {
@@ -33,8 +52,8 @@ pub struct Extras<'a> {
     pub translated: bool,
     /// An access list for everything that enters.
     pub list: Option<&'a List>,
-    /// By number from 0, ports to which no more bytes a second are let through: a policer.
-    pub police: &'a [(usize, u64)],
+    /// Bounds of what goes to some ports.
+    pub police: &'a [Bound],
     /// A way out, beside the ports.
     pub uplink: Option<Uplink<'a>>,
 }

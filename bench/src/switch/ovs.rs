@@ -114,10 +114,9 @@ impl Ovs {
             }
             self.vsctl(&words)?;
         }
-        for (port, bytes) in extras.police {
-            let (port, rate) = (format!("v{port}"), format!("other-config:cir={bytes}"));
-            // A fiftieth of a second, as much as the longest packets need.
-            let burst = format!("other-config:cbs={}", (bytes / 50).max(1 << 18));
+        for bound in extras.police {
+            let (port, rate) = (format!("v{}", bound.to), format!("other-config:cir={}", bound.bytes));
+            let burst = format!("other-config:cbs={}", bound.burst());
             let policer = ["--id=@q", "create", "qos", "type=egress-policer", &rate, &burst];
             self.vsctl(&[&["set", "port", &port, "qos=@q", "--"][..], &policer].concat())?;
         }
