@@ -74,7 +74,7 @@ impl Change {
 
 impl Contender {
     /// All there are.
-    pub const ALL: [Self; 25] = [
+    pub const ALL: [Self; 26] = [
         Self::Lasthop,
         Self::Changed(Change::Poll),
         Self::Changed(Change::NoHelpers),
@@ -93,6 +93,7 @@ impl Contender {
         Self::Ovs(Rules::Acl),
         Self::Ovs(Rules::Learning),
         Self::Ovs(Rules::Policed),
+        Self::Ovs(Rules::Promised),
         Self::Ovs(Rules::List),
         Self::DpdkVhost,
         Self::LinuxBridge,
@@ -122,6 +123,7 @@ impl Contender {
             Self::Ovs(Rules::Acl) => "ovs-acl",
             Self::Ovs(Rules::Learning) => "ovs-learning",
             Self::Ovs(Rules::Policed) => "ovs-policed",
+            Self::Ovs(Rules::Promised) => "ovs-promised",
             Self::Ovs(Rules::List) => "ovs-list",
             Self::DpdkVhost => "dpdk-vhost",
             Self::Device => "lasthop-device",
@@ -153,6 +155,7 @@ impl Contender {
             Self::Ovs(Rules::Acl) => "OVS-DPDK, two ACL rules",
             Self::Ovs(Rules::Learning) => "OVS-DPDK, learning",
             Self::Ovs(Rules::Policed) => "OVS-DPDK, learning, egress policers",
+            Self::Ovs(Rules::Promised) => "OVS-DPDK, learning, two-rate policer",
             Self::Ovs(Rules::List) => "OVS-DPDK, the same rules",
             Self::DpdkVhost => "DPDK vhost, no switch",
             Self::Device => "lasthop, a device",

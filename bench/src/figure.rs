@@ -145,6 +145,14 @@ pub const ISOLATION: [Figure; 13] = [
     Figure { name: "greedy kicks", unit: "1000/s", more_is_better: true },
     Figure { name: "beyond turns", unit: "% of the time", more_is_better: false },
 ];
+/// Two guests that want all of an uplink, one of which is promised a part of it.
+pub const MINIMUM: [Figure; 5] = [
+    Figure { name: "promised guest", unit: "Mbit/s", more_is_better: true },
+    Figure { name: "of its minimum", unit: "%", more_is_better: true },
+    Figure { name: "other guest", unit: "Mbit/s", more_is_better: true },
+    Figure { name: "both", unit: "% of the uplink", more_is_better: true },
+    Figure { name: "switch CPU", unit: "% of a CPU", more_is_better: false },
+];
 /// Two guests that talk, while others behave well and while they do not.
 pub const ATTACK: [Figure; 12] = [
     Figure { name: "packets kept", unit: "%", more_is_better: true },

@@ -127,6 +127,7 @@ pub fn missing_guests(work: Work) -> Option<String> {
         Work::Load(Setup { spread: true, ports, .. }, _) => missing_cpus(ports),
         Work::Load(setup, _) => setup.outside.and_then(|_| ["ip", "ethtool"].into_iter().find_map(missing_program)),
         Work::Isolation(what) => missing_cpus(what.cpus()),
+        Work::Minimum(_) => ["ip", "ethtool"].into_iter().find_map(missing_program),
         Work::Memory | Work::Attack(..) => None,
         Work::Vms | Work::Payloads | Work::Granted(_) | Work::Idle => missing_program("qemu-system-x86_64"),
         Work::Outside(_) => {

@@ -4,6 +4,7 @@ mod device;
 mod grants;
 mod interfaces;
 mod isolation;
+mod minimum;
 mod tables;
 mod vms;
 
@@ -12,8 +13,8 @@ use crate::contender::{Change, Contender};
 use crate::cpus::Cpus;
 use crate::distance::Track;
 use crate::figure::{
-    ATTACK, COST, FLOWS, Figure, GRANTED, IDLE, ISOLATION, LEFT, LOOP, MEMORY, OUTSIDE, PAYLOADS, PLAYED, Shown,
-    THROUGH, TIMES, VMS,
+    ATTACK, COST, FLOWS, Figure, GRANTED, IDLE, ISOLATION, LEFT, LOOP, MEMORY, MINIMUM, OUTSIDE, PAYLOADS, PLAYED,
+    Shown, THROUGH, TIMES, VMS,
 };
 use crate::guests::attack;
 use crate::guests::bridge;
@@ -21,6 +22,7 @@ use crate::guests::dpdk::{Frames, Guests, Ring};
 use crate::guests::granted::{self, Sharing};
 use crate::guests::isolation as beside;
 use crate::guests::load::{Act, Setup, Stage, Yields, memory_per_port};
+use crate::guests::minimum as minimum_of;
 use crate::guests::outside::{Outside, Place};
 use crate::guests::vms::Pair;
 use crate::round::Round;
@@ -416,6 +418,7 @@ pub fn all() -> impl Iterator<Item = &'static Scenario> {
         .chain(&interfaces::ALL)
         .chain(&interfaces::TO_OUTSIDE)
         .chain(&isolation::ALL)
+        .chain(&minimum::ALL)
 }
 
 /// What `--scenario` takes: names, and of each group what its names begin with.
@@ -439,7 +442,11 @@ impl Scenario {
 
     /// Which of its rounds is shown and judged.
     pub fn shows(&self) -> Shown {
-        if let Work::Attack(..) | Work::Isolation(_) = self.work { Shown::Median } else { Shown::Best }
+        if let Work::Attack(..) | Work::Isolation(_) | Work::Minimum(_) = self.work {
+            Shown::Median
+        } else {
+            Shown::Best
+        }
     }
 
     /// What a measurement yields, in this order.
@@ -454,6 +461,7 @@ impl Scenario {
             Work::Outside(_) => &OUTSIDE,
             Work::Attack(..) => &ATTACK,
             Work::Isolation(_) => &ISOLATION,
+            Work::Minimum(_) => &MINIMUM,
             Work::Load(_, act) => match act.yields {
                 Yields::Speed => &LOOP,
                 Yields::Times => &TIMES,
@@ -499,6 +507,7 @@ impl Scenario {
             }
             Work::Attack(attack, rules) => return attack::measure(contender, cpus, attack, rules, seconds as f64),
             Work::Isolation(what) => return beside::measure(contender, cpus, what, seconds as f64),
+            Work::Minimum(what) => return minimum_of::measure(contender, cpus, what, seconds as f64),
             Work::Memory => memory_per_port(contender, cpus, 2, 34),
             Work::Vms => Pair::boot(contender, cpus)?.traffic(seconds),
             Work::Payloads => Pair::boot(contender, cpus)?.payloads(seconds),

@@ -4,6 +4,7 @@ use crate::guests::dpdk::{Frames, Ring};
 use crate::guests::granted::Sharing;
 use crate::guests::isolation::Isolation;
 use crate::guests::load::{Act, Setup};
+use crate::guests::minimum::Minimum;
 use crate::guests::outside::Place;
 use lasthop_loadgen::Attack;
 
@@ -30,4 +31,6 @@ pub enum Work {
     Attack(Attack, usize),
     /// A guest of our own with a modest load, alone and beside greedy ones.
     Isolation(Isolation),
+    /// A guest of our own that is promised a part of an uplink, and one that is not.
+    Minimum(Minimum),
 }

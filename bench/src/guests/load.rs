@@ -287,16 +287,21 @@ fn settings(setup: Setup, ports: &[Port], guests: Vec<usize>) -> Outcome<Setting
 
 /// Who is on which CPUs.
 #[derive(Clone, Copy)]
-struct Places<'a> {
-    cpus: Cpus,
-    guests: &'a [usize],
-    switch: &'a [usize],
+pub(super) struct Places<'a> {
+    pub cpus: Cpus,
+    pub guests: &'a [usize],
+    pub switch: &'a [usize],
     /// There may be more of them than two.
-    spread: bool,
+    pub spread: bool,
 }
 
 /// Starts the switch, which connects to guests that listen.
-fn start(contender: Contender, places: Places<'_>, ports: &[Port], extras: Extras<'_>) -> Outcome<Box<dyn Switch>> {
+pub(super) fn start(
+    contender: Contender,
+    places: Places<'_>,
+    ports: &[Port],
+    extras: Extras<'_>,
+) -> Outcome<Box<dyn Switch>> {
     let Places { cpus, guests, switch, spread } = places;
     let sockets: Vec<_> = ports.iter().map(|p| &*p.socket).collect();
     Ok(match contender {
@@ -310,7 +315,7 @@ fn start(contender: Contender, places: Places<'_>, ports: &[Port], extras: Extra
         Contender::Driven(rules) => Box::new(Driven::start(ports, cpus.switch, rules, extras)?),
         Contender::Ovs(rules) => {
             // Its main thread is who serves an interface without a polling thread.
-            let main = if extras.uplink.is_some() { cpus.switch } else { cpus.guests };
+            let main = if extras.uplink.is_some() && extras.promise.is_none() { cpus.switch } else { cpus.guests };
             let start = || Ovs::start(main, switch, &sockets, rules, extras);
             let all: Vec<usize> = guests.iter().chain(switch).copied().collect();
             Box::new(if spread { start_on(&all, start)? } else { start()? })

@@ -7,6 +7,7 @@ pub mod dpdk;
 pub mod granted;
 pub mod isolation;
 pub mod load;
+pub mod minimum;
 pub mod outside;
 pub mod reflector;
 pub mod vms;

@@ -65,6 +65,9 @@ impl BridgeTap {
         for bound in extras.police {
             Tree::at_receiver(&format!("t{}", bound.to), *bound).set(netns)?;
         }
+        if let Some(promise) = extras.promise {
+            Tree::at_uplink("net0", promise).set(netns)?;
+        }
         testpmd.say("set fwd io")?;
         testpmd.say("set record-core-cycles on")?;
         testpmd.say("start")?;

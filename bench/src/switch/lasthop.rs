@@ -3,6 +3,7 @@
 use super::{Extras, Spent, Switch};
 use crate::acl::List;
 use crate::contender::Change;
+use crate::switch::uplink::UPLINK;
 use lasthop_harness::stop::{Outcome, failed};
 use lasthop_harness::{Lasthop, Netns, Port, proc};
 use serde_json::Value;
@@ -35,7 +36,16 @@ impl Ours {
         bind(lasthop.control(), cpus)?;
         let ours = Self::new(lasthop, None);
         extras.list.map_or(Ok(()), |list| ours.load(list))?;
+        if let Some((promise, port)) = extras.promise.and_then(|p| Some((p, ports.get(p.port)?))) {
+            ours.told(&["port", "set", UPLINK, "--rate-to", &promise.whole.to_string()]);
+            ours.told(&["port", "set", &port.name, "--min-rate", &promise.least.to_string()]);
+        }
         Ok(ours)
+    }
+
+    /// Says something to it that it takes.
+    fn told(&self, words: &[&str]) {
+        self.lasthop.command(words);
     }
 
     /// A device that polls on one CPU, with all ports; no cable to the host's own switch, which has nothing to do.

@@ -41,6 +41,17 @@ impl Bound {
     }
 }
 
+/// A part of what an uplink takes that is one port's whatever the others send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Promise {
+    /// By number from 0.
+    pub port: usize,
+    /// What it gets at least while it has packets, in bits a second.
+    pub least: u64,
+    /// What the uplink takes of all, in bits a second.
+    pub whole: u64,
+}
+
 /// What a switch is to be besides its ports.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Extras<'a> {
@@ -54,6 +65,8 @@ pub struct Extras<'a> {
     pub list: Option<&'a List>,
     /// Bounds of what goes to some ports.
     pub police: &'a [Bound],
+    /// What a port is to have of the way out.
+    pub promise: Option<Promise>,
     /// A way out, beside the ports.
     pub uplink: Option<Uplink<'a>>,
 }

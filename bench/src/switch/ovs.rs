@@ -3,7 +3,7 @@
 //! Its daemons run in the foreground as our children and in a network namespace without a name, so its bridge device and
 //! everything else is gone when they are.
 
-use super::{Extras, Spent, Switch};
+use super::{Extras, Promise, Spent, Switch};
 use crate::acl::{List, ONWARDS};
 use crate::switch::uplink::Device;
 use lasthop_harness::stop::{Outcome, check, failed, until};
@@ -22,6 +22,11 @@ const SCHEMA: &str = "/usr/share/openvswitch/vswitch.ovsschema";
 /// The bridge that is measured.
 pub(super) const BRIDGE: &str = "bench";
 
+/// Devices of DPDK's that are an interface of the kernel's.
+const PACKET_SOCKET: &str = "options:dpdk-devargs=net_af_packet0,iface=net0";
+/// Bytes that may go at once by a rate: some frames.
+const RATE_BURST: u64 = 1 << 15;
+
 /// What it is told to do with packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rules {
@@ -33,6 +38,8 @@ pub enum Rules {
     Learning,
     /// A learning switch with a policer before each port that is to have one, which drops what is too much.
     Policed,
+    /// A learning switch with a two-rate policer before its uplink, in which one port has a queue of its own.
+    Promised,
     /// From one port to the other behind an access list.
     List,
 }
@@ -123,12 +130,26 @@ impl Ovs {
         if let Some(uplink) = extras.uplink {
             let number = format!("ofport_request={}", sockets.len() + 1);
             let words = ["add-port", BRIDGE, "net0", "--", "set", "Interface", "net0", &number];
-            match uplink.device {
-                Device::Xdp => self.vsctl(&[&words[..], &["type=afxdp", "options:xdp-mode=native"]].concat())?,
+            match (uplink.device, extras.promise) {
+                // It has no policers before an ordinary interface: this is a port of DPDK's, over a packet socket.
+                (_, Some(_)) => self.vsctl(&[&words[..], &["type=dpdk", PACKET_SOCKET]].concat())?,
+                (Device::Xdp, None) => {
+                    self.vsctl(&[&words[..], &["type=afxdp", "options:xdp-mode=native"]].concat())?
+                }
                 _ => self.vsctl(&words)?,
             };
         }
-        install(self.dir.path(), rules, extras.list, sockets.len() + usize::from(extras.uplink.is_some()))
+        install(self.dir.path(), rules, extras.list, sockets.len() + usize::from(extras.uplink.is_some()))?;
+        extras.promise.map_or(Ok(()), |promise| self.keep(promise))
+    }
+
+    /// Has one port's packets go by a queue of their own at the uplink, which keeps a promise.
+    fn keep(&self, promise: Promise) -> Outcome<()> {
+        let words = two_rates(promise);
+        self.vsctl(&words.iter().map(String::as_str).collect::<Vec<_>>())?;
+        let bridge = self.dir.path().join(format!("{BRIDGE}.mgmt")).display().to_string();
+        let flow = format!("priority=1,in_port={},actions=set_queue:1,NORMAL", promise.port + 1);
+        run(Command::new("ovs-ofctl").args(["add-flow", &bridge, &flow])).map(drop)
     }
 
     fn appears(&self, file: &str) -> Outcome<()> {
@@ -192,11 +213,30 @@ impl Drop for Ovs {
     }
 }
 
+/// What `ovs-vsctl` is told of a promise: a policer (RFC 4115) of two levels. Queue 1 has its port's committed rate, whose packets
+/// no other takes the place of; the excess rate above it is whose packet comes first, and of queue 0 nothing is committed.
+fn two_rates(promise: Promise) -> Vec<String> {
+    let (committed, excess) = (promise.least / 8, (promise.whole - promise.least) / 8);
+    let rates = |cir: u64, eir: u64| {
+        let of = |key: &str, value: u64| format!("other-config:{key}={value}");
+        [of("cir", cir), of("cbs", RATE_BURST), of("eir", eir), of("ebs", RATE_BURST)]
+    };
+    let words = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
+    let mut all =
+        words("set port net0 qos=@q -- --id=@q create qos type=trtcm-policer queues:0=@others queues:1=@promised");
+    all.extend(rates(committed, excess));
+    all.extend(words("-- --id=@others create queue"));
+    all.extend(rates(0, excess));
+    all.extend(words("-- --id=@promised create queue"));
+    all.extend(rates(committed, excess));
+    all
+}
+
 /// Gives the bridge, whose server has its files in `dir`, its flows: to and from so many ports.
 pub(super) fn install(dir: &Path, rules: Rules, list: Option<&List>, ports: usize) -> Outcome<()> {
     let bridge = dir.join(format!("{BRIDGE}.mgmt")).display().to_string();
     // Behind a list, a learning one keeps its lowest rule, by which it learns.
-    let learns = matches!(rules, Rules::Learning | Rules::Policed);
+    let learns = matches!(rules, Rules::Learning | Rules::Policed | Rules::Promised);
     if !learns {
         run(Command::new("ovs-ofctl").args(["del-flows", &bridge]))?;
     }
@@ -249,5 +289,24 @@ mod tests {
                     packets received: 0\n";
         assert_eq!(super::busy_share(text), Some(0.25));
         assert_eq!(super::busy_share("main thread:\n  packets received: 0\n"), None);
+    }
+
+    #[test]
+    fn of_what_is_promised_nothing_is_committed_to_others() {
+        let words = super::two_rates(super::Promise { port: 0, least: 140_000_000, whole: 200_000_000 }).join(" ");
+        let parts: Vec<&str> = words.split(" -- ").collect();
+        let of = |n: usize| {
+            ["cir", "eir"].map(|key| {
+                let (_, rest) = parts[n].split_once(&format!("other-config:{key}=")).unwrap();
+                rest.split(' ').next().unwrap().parse::<u64>().unwrap()
+            })
+        };
+        assert!(
+            parts[0] == "set port net0 qos=@q" && parts[1].contains(" queues:0=@others queues:1=@promised "),
+            "{words}"
+        );
+        assert_eq!(of(1), [17_500_000, 7_500_000], "all together");
+        assert!(parts[2].starts_with("--id=@others ") && parts[3].starts_with("--id=@promised "), "{words}");
+        assert_eq!([of(2), of(3)], [[0, 7_500_000], [17_500_000, 7_500_000]]);
     }
 }

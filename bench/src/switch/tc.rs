@@ -1,7 +1,7 @@
 //! Classes of the kernel's traffic control (tc-htb(8)) at an interface, as an administrator has them: one for each sender, who is told by his MAC
 //! address, below one for all.
 
-use super::Bound;
+use super::{Bound, Promise};
 use lasthop_harness::stop::{Outcome, failed};
 use lasthop_harness::{Netns, scratch};
 use lasthop_loadgen::frame::mac;
@@ -10,6 +10,8 @@ use lasthop_loadgen::frame::mac;
 const LINE: u64 = 10_000_000_000;
 /// What everybody is promised who is promised nothing: classes have a rate.
 const NOTHING: u64 = 8_000;
+/// Bytes that may go at once to an uplink: some frames.
+const BURST: u64 = 1 << 15;
 /// Bytes of one turn of each class in what nobody is promised: the same for all.
 const TURN: u64 = 1514;
 /// Classes 1, 2 and so on are those of senders; these are the one above them and the one of all others.
@@ -45,6 +47,13 @@ impl Tree {
         let (rate, burst) = (8 * bound.bytes, bound.burst());
         let class = Class { from: bound.from as u16, rate, ceil: rate, burst };
         Self { device: device.into(), whole: LINE, burst: LINE / 8 / 50, classes: vec![class] }
+    }
+
+    /// At an uplink: one port has so much at least, and all share what nobody is promised, by turns.
+    pub fn at_uplink(device: &str, promise: Promise) -> Self {
+        let Promise { port, least, whole } = promise;
+        let class = Class { from: port as u16, rate: least, ceil: whole, burst: BURST };
+        Self { device: device.into(), whole, burst: BURST, classes: vec![class] }
     }
 
     /// One that any kernel takes which has what the others want.
@@ -109,5 +118,15 @@ mod tests {
                  quantum 1514",
             ]
         );
+    }
+
+    #[test]
+    fn at_an_uplink_one_is_promised_a_part_and_everybody_may_have_the_rest() {
+        let text = Tree::at_uplink("net0", Promise { port: 0, least: 140_000_000, whole: 200_000_000 }).text();
+        let of = |id: &str| text.lines().find(|l| l.contains(&format!(" classid {id} "))).unwrap();
+        assert!(of("1:fffe").contains(" parent 1: ") && of("1:fffe").contains(" rate 200000000bit ceil 200000000bit "));
+        assert!(of("1:1").contains(" parent 1:fffe ") && of("1:1").contains(" rate 140000000bit ceil 200000000bit "));
+        assert!(of("1:ffff").contains(" parent 1:fffe ") && of("1:ffff").contains(" rate 8000bit ceil 200000000bit "));
+        assert!(text.contains(" match ether src 02:4c:00:00:00:00 flowid 1:1\n"), "{text}");
     }
 }

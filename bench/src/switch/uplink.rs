@@ -2,6 +2,9 @@
 
 use lasthop_harness::Netns;
 
+/// What lasthop calls it.
+pub const UPLINK: &str = "up";
+
 /// How one end of a pair of interfaces is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Device {

@@ -193,6 +193,38 @@ fn a_device_and_a_bridge_behind_vhost_ports_take_part_in_the_papers_figures() {
     }
 }
 
+/// A promise is kept by lasthop, by classes of `tc` and by a policer of Open vSwitch's, where the uplink is full: that wants processors, and a
+/// machine that has none to spare in three rounds shows that packets pass.
+#[test]
+#[ignore = "rarely breaks, and takes long; `cargo xtask test --long` runs it"]
+fn a_guest_has_its_minimum_of_a_full_uplink_with_all_contenders() {
+    let dir = scratch();
+    for who in ["lasthop", "ovs-promised", "bridge-tc"] {
+        let round = || played(dir.path(), who, &["minimum-frames"])[0].1.clone();
+        let full = |figures: &Vec<f64>| figures[3] >= 95.0;
+        let mut figures = round();
+        for _ in 0..2 {
+            figures = if full(&figures) { figures } else { round() };
+        }
+        let [promised, of_minimum, other, _, cpu] = figures[..] else { panic!("{who}: {figures:?}") };
+        assert!([promised, other, cpu].iter().all(|v| *v > 0.0), "{who}: {figures:?}");
+        // Of equal parts the promise would be 71 %.
+        assert!(!full(&figures) || of_minimum >= 90.0, "{who}: {figures:?}");
+    }
+}
+
+/// A kernel without classes.
+#[test]
+fn without_classes_their_contender_is_skipped() {
+    let dir = scratch();
+    let tc = dir.path().join("tc");
+    fs::write(&tc, "#!/bin/sh\necho no htb here >&2; exit 2\n").unwrap();
+    fs::set_permissions(&tc, fs::Permissions::from_mode(0o755)).unwrap();
+    let path = format!("{}:{}", dir.path().display(), std::env::var("PATH").unwrap());
+    let why = skipped(dir.path(), "minimum-frames", "bridge-tc", &path);
+    assert!(why.contains("sch_htb and cls_u32") && why.contains("no htb here"), "{why}");
+}
+
 #[test]
 fn a_peer_that_is_not_there_is_named_and_skipped() {
     let dir = scratch();
