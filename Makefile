@@ -46,7 +46,7 @@ evidence: setup-bench build
 	target/release/lasthop-sim paper --out target/evidence/simulation
 	target/release/lasthop-bench compare --out target/evidence --scenario loop-64-split --scenario size-256-split --scenario size-512-split \
 		--scenario size-1024-split --scenario acl-1 --scenario acl-971 --scenario driven-971 --scenario ports-pairs --scenario pairs \
-		--scenario vifs --scenario vms --scenario uplink --scenario iommu --scenario grants --scenario snich --scenario card
+		--scenario vifs --scenario vmdq --scenario vms --scenario uplink --scenario iommu --scenario grants --scenario snich --scenario card
 
 ## Each fuzz target for a minute; needs the nightly toolchain and cargo-fuzz.
 fuzz:

@@ -15,6 +15,8 @@ pub enum Contender {
     NoGro,
     /// The same, driven by the distribution's Open vSwitch.
     Driven(Rules),
+    /// The same, one queue of its uplink for all guests.
+    SharedQueue,
     /// Open vSwitch with DPDK.
     Ovs(Rules),
     /// DPDK's vhost library, which copies twice and does nothing else.
@@ -74,7 +76,7 @@ impl Change {
 
 impl Contender {
     /// All there are.
-    pub const ALL: [Self; 26] = [
+    pub const ALL: [Self; 27] = [
         Self::Lasthop,
         Self::Changed(Change::Poll),
         Self::Changed(Change::NoHelpers),
@@ -86,6 +88,7 @@ impl Contender {
         Self::Changed(Change::NoView),
         Self::Tap,
         Self::NoGro,
+        Self::SharedQueue,
         Self::Device,
         Self::Driven(Rules::Learning),
         Self::Driven(Rules::List),
@@ -117,6 +120,7 @@ impl Contender {
             Self::Changed(Change::NoView) => "lasthop-no-bpf",
             Self::Tap => "lasthop-tap",
             Self::NoGro => "lasthop-no-gro",
+            Self::SharedQueue => "lasthop-shared-queue",
             Self::Driven(Rules::Learning) => "driven-learning",
             Self::Driven(_) => "driven-list",
             Self::Ovs(Rules::PortToPort) => "ovs-flows",
@@ -149,6 +153,7 @@ impl Contender {
             Self::Changed(Change::NoView) => "lasthop without eBPF",
             Self::Tap => "lasthop, TAP on a bridge",
             Self::NoGro => "lasthop without aggregation",
+            Self::SharedQueue => "lasthop, one queue for all",
             Self::Driven(Rules::Learning) => "lasthop under Open vSwitch, learning",
             Self::Driven(_) => "lasthop under Open vSwitch, the same rules",
             Self::Ovs(Rules::PortToPort) => "OVS-DPDK, port-to-port flows",

@@ -115,6 +115,14 @@ pub const THROUGH: [Figure; 3] = [
     Figure { name: "bytes", unit: "Gbit/s", more_is_better: true },
     Figure { name: "switch CPU", unit: "ns/packet", more_is_better: false },
 ];
+/// The same by queues of guests' own, or by one.
+pub const BY_QUEUES: [Figure; 5] = [
+    Figure { name: "there and back", unit: "Mpps", more_is_better: true },
+    Figure { name: "bytes", unit: "Gbit/s", more_is_better: true },
+    Figure { name: "cost", unit: "ns/packet", more_is_better: false },
+    Figure { name: "of it the driver domain", unit: "ns/packet", more_is_better: false },
+    Figure { name: "by own queues", unit: "%", more_is_better: true },
+];
 /// Guests of our own that grant their pages.
 pub const PLAYED: [Figure; 7] = [
     Figure { name: "packets", unit: "1000/s", more_is_better: true },

@@ -149,9 +149,13 @@ pub fn missing(contender: Contender, work: Work) -> Option<String> {
         _ => false,
     };
     match contender {
-        Contender::Lasthop | Contender::Tap | Contender::NoGro | Contender::Changed(_) | Contender::Device => (list
-            && !Lasthop::knows("acl"))
-        .then(|| "this lasthop has no access lists (there is no command `lasthop acl`)".into()),
+        Contender::Lasthop
+        | Contender::Tap
+        | Contender::NoGro
+        | Contender::SharedQueue
+        | Contender::Changed(_)
+        | Contender::Device => (list && !Lasthop::knows("acl"))
+            .then(|| "this lasthop has no access lists (there is no command `lasthop acl`)".into()),
         Contender::Driven(_) => {
             ["ip", "ovsdb-tool", "ovsdb-server", "ovs-vsctl", "ovs-ofctl"].into_iter().find_map(missing_program)
         }

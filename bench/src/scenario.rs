@@ -5,6 +5,7 @@ mod grants;
 mod interfaces;
 mod isolation;
 mod minimum;
+mod queues;
 mod tables;
 mod vms;
 
@@ -13,8 +14,8 @@ use crate::contender::{Change, Contender};
 use crate::cpus::Cpus;
 use crate::distance::Track;
 use crate::figure::{
-    ATTACK, COST, FLOWS, Figure, GRANTED, IDLE, ISOLATION, LEFT, LOOP, MEMORY, MINIMUM, OUTSIDE, PAYLOADS, PLAYED,
-    Shown, THROUGH, TIMES, VMS,
+    ATTACK, BY_QUEUES, COST, FLOWS, Figure, GRANTED, IDLE, ISOLATION, LEFT, LOOP, MEMORY, MINIMUM, OUTSIDE, PAYLOADS,
+    PLAYED, Shown, THROUGH, TIMES, VMS,
 };
 use crate::guests::attack;
 use crate::guests::bridge;
@@ -417,6 +418,7 @@ pub fn all() -> impl Iterator<Item = &'static Scenario> {
         .chain(&device::ALL)
         .chain(&interfaces::ALL)
         .chain(&interfaces::TO_OUTSIDE)
+        .chain(&queues::ALL)
         .chain(&isolation::ALL)
         .chain(&minimum::ALL)
 }
@@ -470,6 +472,7 @@ impl Scenario {
                 Yields::Outside => &THROUGH,
                 Yields::Flows => &FLOWS,
                 Yields::Granted => &PLAYED,
+                Yields::Queues => &BY_QUEUES,
             },
         }
     }

@@ -4,6 +4,7 @@ use crate::acl::{Kind, List};
 use crate::contender::Contender;
 use crate::cpus::Cpus;
 use crate::distance::Track;
+use crate::guests::crowd::{CROWDED, Crowd};
 use crate::guests::reflector::Reflector;
 use crate::machine;
 use crate::round::Round;
@@ -16,17 +17,13 @@ use crate::switch::uplink::Device;
 use crate::switch::uplink::Uplink;
 use crate::switch::{Extras, Spent, Switch};
 use lasthop_harness::stop::{Outcome, check, failed};
-use lasthop_harness::{Port, scratch};
+use lasthop_harness::{Port, proc, scratch};
 use lasthop_loadgen::frame::Vary;
 use lasthop_loadgen::{
     Check, FlowOrder, Grants, Listening, Notify, Observer, Pattern, Report, Session, Settings, Sizes, Socket,
 };
 use lasthop_sys::CpuList;
-use rustix::time::{ClockId, clock_gettime};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// What is plugged in: scenarios that agree in it are played one after the other on the same switch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,6 +123,8 @@ pub enum Yields {
     Flows,
     /// Packets and bytes, processor time of each packet, and how much was granted for it.
     Granted,
+    /// Packets and bytes through an uplink, processor time of each packet, all and the driver domain's, and how many came by guests' own queues.
+    Queues,
 }
 
 impl Act {
@@ -161,9 +160,8 @@ impl Stage {
         let dir = scratch();
         let ports: Vec<Port> = (0..setup.ports).map(|i| Port::connect(&format!("p{i}"), dir.path())).collect();
         let list = setup.list();
-        let outside = setup.outside.map(|device| Reflector::new(device == Device::Xdp)).transpose()?;
-        // Its receive aggregation is what differs, and nothing of the switch.
-        let device = if contender == Contender::NoGro { Some(Device::XdpNoGro) } else { setup.outside };
+        let device = setup.outside.map(|device| used(device, contender));
+        let outside = device.map(Reflector::new).transpose()?;
         let uplink = outside.as_ref().zip(device).map(|(world, device)| Uplink { netns: &world.site, device });
         let translated = setup.grants.is_some();
         let extras = Extras {
@@ -226,10 +224,17 @@ impl Stage {
             cpus: self.cpus,
             within: !times,
             told_ns: 0,
+            uplink: None,
+            uplink_ns: 0,
             track: None,
             trips: Vec::new(),
         };
+        let queues = act.yields == Yields::Queues;
+        // The questions cost processor time too: they are asked outside of what is measured.
+        watch.uplink = if queues { watch.switch.uplink() } else { None };
+        let came_before = if queues { watch.switch.by_queues() } else { None };
         let report = self.session.play(&settings, &mut watch)?;
+        let uplink_ns = watch.uplink.map(|_| watch.uplink_ns as f64);
         let (left, guests, trips) = (100.0 * watch.left, 100.0 * watch.guests, watch.trips);
         let told_ns = watch.told_ns as f64;
         let spent = watch.spent.ok_or_else(|| failed("nothing was measured"))?;
@@ -243,6 +248,17 @@ impl Stage {
         let shared = [left, guests];
         let figures = match act.yields {
             Yields::Granted => granted(&report, spent, factor, told_ns),
+            Yields::Queues => {
+                let came = came_before.zip(self.switch.by_queues());
+                let own = came.map(|(before, after)| own_percent(before, after));
+                if own.is_some_and(|own| own < OWN) {
+                    return Err(failed(format!(
+                        "only {:.0} % of the packets came by guests' own queues",
+                        own.unwrap_or(0.0)
+                    )));
+                }
+                through_queues(&report, spent, factor, self.switch.polls(), uplink_ns, own)
+            }
             yields => figures(yields, &report, spent, factor, memory, shared),
         };
         Ok(Round::new(figures, trips))
@@ -251,6 +267,18 @@ impl Stage {
     /// Memory of the switch, in KiB.
     pub fn memory_kib(&self) -> f64 {
         self.switch.memory_kib() as f64
+    }
+}
+
+/// What a contender makes of an interface.
+fn used(device: Device, contender: Contender) -> Device {
+    match (contender, device) {
+        // What differs is the uplink, and nothing of the switch.
+        (Contender::NoGro, _) => Device::XdpNoGro,
+        (Contender::SharedQueue, _) => Device::Xdp,
+        // A bridge has an interface as it is.
+        (Contender::BridgeTap, Device::XdpQueues(_)) => Device::Packet,
+        _ => device,
     }
 }
 
@@ -305,7 +333,7 @@ pub(super) fn start(
     let Places { cpus, guests, switch, spread } = places;
     let sockets: Vec<_> = ports.iter().map(|p| &*p.socket).collect();
     Ok(match contender {
-        Contender::Lasthop | Contender::NoGro | Contender::Changed(_) => {
+        Contender::Lasthop | Contender::NoGro | Contender::SharedQueue | Contender::Changed(_) => {
             let change = if let Contender::Changed(change) = contender { Some(change) } else { None };
             let list = switch.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
             let start = || Ours::start(ports, &list, extras, change);
@@ -382,8 +410,34 @@ fn figures(
             vec![report.mpps * 1e3, cpu / 1e3, memory / packets, l.p50, l.p99]
         }
         Yields::Granted => return granted(report, spent, factor, 0.0),
+        Yields::Queues => return through_queues(report, spent, factor, false, None, None),
     };
     figures.into_iter().map(Some).collect()
+}
+
+/// The part of what comes, in percent, that comes by guests' own queues where these are what is measured: all but the first packets, whose guests
+/// are not known yet.
+const OWN: f64 = 90.0;
+
+/// Of packets from the network between two looks at the queues, those by queues that are kept for a guest, in percent.
+fn own_percent(before: [u64; 2], after: [u64; 2]) -> f64 {
+    let [shared, own] = [0, 1].map(|i| after[i].saturating_sub(before[i]) as f64);
+    100.0 * own / (shared + own).max(1.0)
+}
+
+/// Where there is no process for the uplink alone, a switch that polls in a driver domain is all of it.
+fn through_queues(
+    report: &Report,
+    spent: Spent,
+    factor: f64,
+    polls: bool,
+    uplink_ns: Option<f64>,
+    own: Option<f64>,
+) -> Vec<Option<f64>> {
+    let packets = factor * report.received as f64;
+    let cost = if polls { spent.busy_ns } else { spent.cpu_ns } / packets;
+    let domain = uplink_ns.map(|ns| ns / packets).or(polls.then_some(cost));
+    vec![Some(report.mpps), Some(report.gbit_per_second), Some(cost), domain, own]
 }
 
 /// `told_ns` of the processor time went to messages of the front-ends.
@@ -419,6 +473,9 @@ struct Watch<'a> {
     within: bool,
     /// Processor time on front-ends' messages.
     told_ns: u64,
+    /// The uplink's process, and its processor time.
+    uplink: Option<u32>,
+    uplink_ns: u64,
     track: Option<Track>,
     /// Between the CPUs, in nanoseconds.
     trips: Vec<f64>,
@@ -431,6 +488,7 @@ impl Observer for Watch<'_> {
         track.begin();
         // Last here and first at the end: what lies between is a measured time longer than that of the packets.
         self.switch.begin()?;
+        self.uplink_ns = self.uplink.map_or(0, proc::cpu_ns);
         self.track = Some(track);
         self.crowd.begin();
         Ok(())
@@ -438,75 +496,12 @@ impl Observer for Watch<'_> {
 
     fn end(&mut self, packets: f64) -> Outcome<()> {
         (self.left, self.guests) = self.crowd.parts();
+        self.uplink_ns = self.uplink.map_or(0, proc::cpu_ns).saturating_sub(self.uplink_ns);
         self.spent = Some(self.switch.spent(packets * self.factor)?);
         self.trips = self.track.take().map(Track::end).unwrap_or_default();
         self.told_ns = self.switch.told_ns().saturating_sub(self.told_ns);
         Ok(())
     }
-}
-
-/// CPUs that a crowd is on.
-const CROWDED: f64 = 2.0;
-
-/// Programs that take whatever processor time they are given, one on each of some CPUs.
-struct Crowd {
-    stop: Arc<AtomicBool>,
-    members: Vec<(JoinHandle<()>, Arc<AtomicU64>)>,
-    began: Instant,
-    before: u64,
-    /// Of all this process: the crowd, the guests and what looks at both.
-    all_before: u64,
-}
-
-impl Crowd {
-    fn new(cpus: &[usize]) -> Outcome<Self> {
-        let stop = Arc::new(AtomicBool::new(false));
-        let members = cpus.iter().map(|&cpu| {
-            let (stop, used) = (stop.clone(), Arc::new(AtomicU64::new(0)));
-            let counter = used.clone();
-            let spin = move || {
-                let _ = [cpu].into_iter().collect::<CpuList>().bind_current_thread();
-                while !stop.load(Relaxed) {
-                    (0..1000).for_each(|_| std::hint::spin_loop());
-                    counter.store(clock_ns(ClockId::ThreadCPUTime), Relaxed);
-                }
-            };
-            std::thread::Builder::new().name("crowd".into()).spawn(spin).map(|thread| (thread, used)).map_err(failed)
-        });
-        let members = members.collect::<Outcome<_>>()?;
-        Ok(Self { stop, members, began: Instant::now(), before: 0, all_before: 0 })
-    }
-
-    fn used(&self) -> u64 {
-        self.members.iter().map(|(_, used)| used.load(Relaxed)).sum()
-    }
-
-    fn begin(&mut self) {
-        (self.began, self.before) = (Instant::now(), self.used());
-        self.all_before = clock_ns(ClockId::ProcessCPUTime);
-    }
-
-    /// What they got since, as a part of all there was, and what the rest of this process did.
-    fn parts(&self) -> (f64, f64) {
-        let all = self.began.elapsed().as_nanos() as f64 * CROWDED;
-        let crowd = self.used() - self.before;
-        let rest = (clock_ns(ClockId::ProcessCPUTime) - self.all_before).saturating_sub(crowd);
-        (crowd as f64 / all, rest as f64 / all)
-    }
-}
-
-impl Drop for Crowd {
-    fn drop(&mut self) {
-        self.stop.store(true, Relaxed);
-        for (thread, _) in self.members.drain(..) {
-            let _ = thread.join();
-        }
-    }
-}
-
-fn clock_ns(clock: ClockId) -> u64 {
-    let time = clock_gettime(clock);
-    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
 /// KiB of the switch for each port: between `few` and `many` of them.
@@ -528,5 +523,30 @@ mod tests {
         assert_eq!(spread(&many, 7, cpus), (vec![0, 2, 3, 4, 5, 6, 7], vec![8, 9, 10, 11, 12, 13, 14, 15, 1]));
         let elsewhere = Cpus { guests: 3, switch: 2 };
         assert_eq!(spread(&[1, 2, 3, 64, 65], 2, elsewhere), (vec![3, 1], vec![2]));
+    }
+
+    #[test]
+    fn who_has_a_queue_of_its_own_has_what_came_by_it() {
+        assert_eq!(own_percent([100, 10], [110, 100]), 90.0);
+        assert_eq!(own_percent([0, 0], [0, 0]), 0.0);
+    }
+
+    #[test]
+    fn a_packet_costs_what_a_switch_is_busy_where_it_polls() {
+        let report = Report { received: 50, mpps: 1.0, gbit_per_second: 2.0, ..Report::default() };
+        let spent = Spent { cpu_ns: 1000.0, busy_ns: 400.0, idle_ns: 0.0 };
+        let ours = through_queues(&report, spent, 2.0, false, Some(300.0), Some(99.0));
+        assert_eq!(ours, [1.0, 2.0, 10.0, 3.0, 99.0].map(Some));
+        let bridge = through_queues(&report, spent, 2.0, true, None, None);
+        assert_eq!(bridge[2..], [Some(4.0), Some(4.0), None], "all of it is the driver domain");
+    }
+
+    #[test]
+    fn queues_are_the_uplink_s_alone() {
+        let device = Device::XdpQueues(3);
+        assert_eq!(used(device, Contender::Lasthop).uplink(), "up=net0,af_xdp,queues=3");
+        assert_eq!(used(device, Contender::SharedQueue), Device::Xdp);
+        assert!(!used(device, Contender::BridgeTap).is_xdp());
+        assert_eq!(used(Device::Packet, Contender::BridgeTap), Device::Packet);
     }
 }

@@ -58,7 +58,7 @@ impl Observer for Watch<'_> {
 
 /// What each guest got.
 pub fn measure(contender: Contender, cpus: Cpus, what: Minimum, seconds: f64) -> Outcome<Round> {
-    let (dir, world) = (scratch(), Reflector::new(false)?);
+    let (dir, world) = (scratch(), Reflector::new(Device::Packet)?);
     let ports = ["p0", "p1"].map(|name| Port::connect(name, dir.path()));
     let sockets = ports.iter().map(|p| Socket { path: p.socket.clone(), listen: true }).collect();
     let settings = Settings {

@@ -3,6 +3,7 @@
 
 pub mod attack;
 pub mod bridge;
+pub mod crowd;
 pub mod dpdk;
 pub mod granted;
 pub mod isolation;

@@ -252,7 +252,9 @@ impl Drop for Outside {
 /// Joins two namespaces by a veth pair, `net0` and `net1`, both down. Unless the switch may hand anything to its end, it is like a wire from the
 /// other side: no packet longer than a frame comes from there, and checksums are finished.
 pub fn join(site: &Netns, far: &Netns, device: Device) {
-    site.ip(&format!("link add net0 type veth peer name net1 netns {}", far.name()));
+    let queues = device.queues();
+    let queues = format!("numtxqueues {queues} numrxqueues {queues}");
+    site.ip(&format!("link add net0 {queues} type veth peer name net1 {queues} netns {}", far.name()));
     if !device.offloads().is_empty() {
         far.shell("ethtool -K net1 tx off tso off gso off gro on");
         site.shell(&format!("ethtool -K net0 {}", device.offloads()));

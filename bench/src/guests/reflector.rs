@@ -22,13 +22,13 @@ pub struct Reflector {
 }
 
 impl Reflector {
-    /// Makes the pair. If `taken`, the switch will have an XDP program of its own on its end.
-    pub fn new(taken: bool) -> Outcome<Self> {
+    /// Makes the pair, of whose end the switch makes that use.
+    pub fn new(device: Device) -> Outcome<Self> {
         let (site, far) = (Netns::new(), Netns::new());
         // Like a wire, whatever the switch does with its end.
-        join(&site, &far, Device::Xdp);
+        join(&site, &far, if device.is_xdp() { device } else { Device::Xdp });
         let mut attached = vec![attach(&far, "net1", reflect)?];
-        if !taken {
+        if !device.is_xdp() {
             // A veth takes what its peer's XDP program sends only while it has one itself.
             attached.push(attach(&site, "net0", pass)?);
         }

@@ -273,6 +273,24 @@ mod tests {
     }
 
     #[test]
+    fn a_queue_of_one_s_own_is_held_against_a_shared_one() {
+        let r = results(&[
+            ("vmdq-guests-1", "lasthop", &[0.4, 4.0, 900.0, 500.0, 99.0]),
+            ("vmdq-guests-1", "lasthop-shared-queue", &[0.5, 5.0, 600.0, 400.0]),
+            ("vmdq-guests-1", "bridge-tap", &[0.1, 1.0, 4500.0, 4500.0]),
+            ("vmdq-guests-8", "lasthop", &[0.4, 4.0, 800.0, 450.0, 99.0]),
+        ]);
+        let text = render(&r).unwrap();
+        let of = |what: &str| text.lines().find(|l| l.contains(what)).unwrap_or_else(|| panic!("{text}")).to_owned();
+        assert!(of("an own queue against a shared one, cost").ends_with(" 1.50 |"), "{text}");
+        assert!(of("an own queue against a shared one, driver domain").ends_with(" 1.25 |"), "{text}");
+        assert!(of("an own queue against testpmd, TAP and Linux bridge, cost").ends_with(" 0.20 |"), "{text}");
+        let (_, curve) = text.split_once("queues-3.5: ").unwrap();
+        let line = curve.lines().find(|l| l.starts_with("| lasthop  ")).unwrap();
+        assert!(line.contains(" 500 |") && line.ends_with(" 450 |"), "{curve}");
+    }
+
+    #[test]
     fn two_senders_are_drawn_beside_one() {
         let points = |name: &str| CURVES.iter().find(|c| c.name == name).map(|c| c.points.iter().map(|p| p.x));
         let (two, one) = (points("snich-5.7").unwrap(), points("snich-5.7-one").unwrap());

@@ -113,6 +113,10 @@ impl Switch for BridgeTap {
         Ok(Spent { cpu_ns, busy_ns: cpu_ns * share, idle_ns: 0.0 })
     }
 
+    fn polls(&self) -> bool {
+        true
+    }
+
     fn memory_kib(&self) -> u64 {
         proc::private_kib(self.testpmd.pid())
     }

@@ -31,11 +31,15 @@ impl Ours {
         let changed = change.map(|change| change.arguments(polled)).unwrap_or_default();
         let mut arguments = vec!["--cpus", cpus];
         arguments.extend(changed.iter().map(String::as_str));
-        arguments.extend(extras.uplink.iter().flat_map(|u| ["--uplink", u.device.uplink()]));
+        let uplink = extras.uplink.map(|u| u.device.uplink());
+        arguments.extend(uplink.iter().flat_map(|uplink| ["--uplink", uplink]));
         let lasthop = Lasthop::start_in(extras.uplink.map(|u| u.netns), ports, &arguments);
         bind(lasthop.control(), cpus)?;
         let ours = Self::new(lasthop, None);
         extras.list.map_or(Ok(()), |list| ours.load(list))?;
+        if extras.uplink.is_some_and(|u| u.device.queues() > 1) {
+            ports.iter().for_each(|p| ours.told(&["port", "set", &p.name, "--queue-of", UPLINK]));
+        }
         if let Some((promise, port)) = extras.promise.and_then(|p| Some((p, ports.get(p.port)?))) {
             ours.told(&["port", "set", UPLINK, "--rate-to", &promise.whole.to_string()]);
             ours.told(&["port", "set", &port.name, "--min-rate", &promise.least.to_string()]);
@@ -160,10 +164,24 @@ impl Switch for Ours {
         self.device.map_or_else(|| self.lasthop.switch(), |_| self.lasthop.child("lasthop-device"))
     }
 
+    fn by_queues(&self) -> Option<[u64; 2]> {
+        by_queues(&self.lasthop.json(&["uplink", "list"]))
+    }
+
     fn uplink(&self) -> Option<u32> {
         let list = self.lasthop.json(&["uplink", "list"]);
         list["uplinks"][0]["pid"].as_u64().map(|pid| pid as u32)
     }
+}
+
+/// Of `lasthop uplink list --json`: packets by queues that are kept for nobody, and by the others.
+fn by_queues(list: &Value) -> Option<[u64; 2]> {
+    let queues = list["uplinks"][0]["guest_queues"].as_array().filter(|q| !q.is_empty())?;
+    let sum = |kept: bool| {
+        let of = queues.iter().filter(|q| q["port"].is_string() == kept);
+        of.filter_map(|q| q["packets"].as_u64()).sum::<u64>()
+    };
+    Some([sum(false), sum(true)])
 }
 
 /// Has all threads of a process on these CPUs: `--cpus` is about the data plane alone, and the switch has one CPU here.
@@ -173,4 +191,17 @@ fn bind(pid: u32, cpus: &str) -> Outcome<()> {
         return Ok(());
     }
     Err(failed(format!("taskset for process {pid}: {}", String::from_utf8_lossy(&bound.stderr).trim())))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    #[test]
+    fn packets_are_told_apart_by_whether_their_queue_is_kept() {
+        let queue = |port: Option<&str>, packets: u64| json!({ "port": port, "mac": null, "packets": packets });
+        let list = json!({ "uplinks": [{ "guest_queues": [queue(None, 5), queue(Some("p0"), 30), queue(Some("p1"), 4), queue(None, 2)] }] });
+        assert_eq!(super::by_queues(&list), Some([7, 34]));
+        assert_eq!(super::by_queues(&json!({ "uplinks": [{ "guest_queues": [] }] })), None);
+    }
 }

@@ -106,6 +106,17 @@ pub trait Switch {
         tasks.flatten().filter_map(Result::ok).filter_map(count).sum()
     }
 
+    /// Whether it polls: then what a packet costs is its busy time.
+    fn polls(&self) -> bool {
+        false
+    }
+
+    /// Packets from the network so far by the uplink's shared queue, and by those that are kept for ports; nothing where there are no several
+    /// queues.
+    fn by_queues(&self) -> Option<[u64; 2]> {
+        None
+    }
+
     /// The process that does nothing but serve the uplink, if it is one of its own.
     fn uplink(&self) -> Option<u32> {
         None

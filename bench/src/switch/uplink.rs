@@ -12,6 +12,8 @@ pub enum Device {
     Xdp,
     /// The same, lasthop's own receive aggregation off.
     XdpNoGro,
+    /// AF_XDP on a pair with so many queues: one that all share, the others kept for a guest each.
+    XdpQueues(u16),
     /// A packet socket. Packets of up to 64 KiB cross the pair.
     Packet,
     /// The same, but the interface has packets cut before it takes them; it takes checksums that are still to be made, and packets in pieces.
@@ -31,7 +33,7 @@ impl Device {
     /// What `ethtool -K` is told of the interface on the switch's side, if anything.
     pub fn offloads(self) -> &'static str {
         match self {
-            Self::Xdp | Self::XdpNoGro => "tso off gro on",
+            Self::Xdp | Self::XdpNoGro | Self::XdpQueues(_) => "tso off gro on",
             Self::PacketInFrames => "tso off",
             Self::PacketFinished => "tx off sg off tso off",
             Self::Packet | Self::Tap => "",
@@ -39,13 +41,25 @@ impl Device {
     }
 
     /// What lasthop is told.
-    pub fn uplink(self) -> &'static str {
-        match self {
+    pub fn uplink(self) -> String {
+        let text = match self {
             Self::Xdp => "up=net0,af_xdp",
             Self::XdpNoGro => "up=net0,af_xdp,gro=off",
+            Self::XdpQueues(queues) => return format!("{UPLINK}=net0,af_xdp,queues={queues}"),
             Self::Packet | Self::PacketInFrames | Self::PacketFinished => "up=net0,af_packet",
             Self::Tap => "up=lh0,tap",
-        }
+        };
+        text.into()
+    }
+
+    /// Queues of either end of the pair.
+    pub fn queues(self) -> u16 {
+        if let Self::XdpQueues(queues) = self { queues } else { 1 }
+    }
+
+    /// Whether the interface is taken by an XDP program of the switch's.
+    pub fn is_xdp(self) -> bool {
+        matches!(self, Self::Xdp | Self::XdpNoGro | Self::XdpQueues(_))
     }
 }
 

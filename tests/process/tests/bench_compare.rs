@@ -193,6 +193,24 @@ fn a_device_and_a_bridge_behind_vhost_ports_take_part_in_the_papers_figures() {
     }
 }
 
+/// Packets from the network come by queues of the guests' own, and the papers' figures are drawn of them. A round in which they do not is a failed one.
+#[test]
+#[ignore = "rarely breaks, and takes long; `cargo xtask test --long` runs it"]
+fn guests_have_queues_of_their_own_and_their_figures_are_drawn() {
+    let dir = scratch();
+    let scenarios = ["vmdq-guests-2", "vmdq-size-64"];
+    let all = played(dir.path(), "lasthop", &scenarios);
+    assert_eq!(all.len(), scenarios.len(), "{all:?}");
+    for (name, best) in &all {
+        let [packets, _, cost, domain, own] = best[..] else { panic!("{name}: {best:?}") };
+        assert!(packets > 0.0 && cost > domain && domain > 0.0 && own >= 90.0, "{name}: {best:?}");
+    }
+    let text = fs::read_to_string(dir.path().join("out/papers.md")).unwrap();
+    assert!(text.contains("MS figure 3.4") && text.contains("MS figure 3.5"), "{text}");
+    let drawn = fs::read_to_string(dir.path().join("out/queues-3.5.svg")).unwrap();
+    assert!(drawn.starts_with("<svg") && drawn.contains("lasthop"), "{drawn}");
+}
+
 /// A promise is kept by lasthop, by classes of `tc` and by a policer of Open vSwitch's, where the uplink is full: that wants processors, and a
 /// machine that has none to spare in three rounds shows that packets pass.
 #[test]
