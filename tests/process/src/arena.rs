@@ -133,7 +133,12 @@ impl Arena {
     pub fn begin(&self, what: &str) -> Attack {
         let switch = self.lasthop.switch();
         // The last attacker's connection may only just have been noticed to be gone.
-        wait_for("the attacker's port to be free", PATIENCE, || self.port()["memory_bytes"] == 0);
+        // Where lasthop connects, it has done so again: that takes a descriptor.
+        let free = if self.listener.is_some() { "connected" } else { "waiting" };
+        wait_for("the attacker's port to be free", PATIENCE, || {
+            let port = self.port();
+            port["memory_bytes"] == 0 && port["state"] == free
+        });
         Attack {
             what: what.into(),
             switch,
