@@ -296,7 +296,7 @@ fn ten_thousand_stations_live_behind_one_uplink() {
 /// kill -9 under load: guests among themselves lose nothing, the network is back, nothing is left behind.
 #[test]
 fn uplink_killed_under_load() {
-    const KILLS: u32 = 10;
+    const KILLS: u32 = 5;
     for wire in [Wire::veth(1), Wire::taps(1), Wire::xdp()] {
         let right = Site::new(wire.netns(), &wire.right);
         let dir = scratch();
@@ -409,7 +409,7 @@ fn switch_killed_uplinks_are_joined_to_the_next() {
         wire.join();
         let mut far = right.guest("a", mac(2), Options::default());
         let pid = left.pid();
-        for round in 0..5 {
+        for round in 0..3 {
             let mut near = left.guest("a", mac(1), Options::default());
             near.greet(&mut far, 10 * round);
             far.send(&numbered(mac(2), mac(1), 1, 400));
@@ -440,8 +440,8 @@ fn two_uplinks_make_no_loop() {
         guest.send(&numbered(mac(1), MacAddr::BROADCAST, n, 60));
     }
     wait_for("both uplinks to carry the broadcasts", PATIENCE, || carried() >= 20);
-    // It would have gone round some hundred thousand times by now.
-    std::thread::sleep(Duration::from_millis(2500));
+    // It would have gone round some thousand times by now.
+    std::thread::sleep(Duration::from_millis(500));
     assert!(carried() <= 30, "{} frames went out", carried());
     let stranger = mac(0x55).to_string();
     let port = |name: &str| {

@@ -132,7 +132,7 @@ impl Counted {
 /// kill -9 under load, again and again: guests among themselves lose nothing, the sequences of frames between near and far
 /// go on without doubles, and in order where there is one queue for all, what is missing of them is accounted for, and nothing is left behind.
 fn killed_under_load(wire: &Wire, how: &str) {
-    let kills = kills(17);
+    let kills = kills(6);
     let mut site = Site::new(wire, &format!("{}{how}", wire.left), &[]);
     let bystanders = Bystanders::start(&site.socket("c"), &site.socket("d"), [mac(0xc), mac(0xd)]);
     bystanders.still_exchange();
