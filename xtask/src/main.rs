@@ -9,6 +9,7 @@ mod links;
 mod prescribed;
 mod rpm;
 mod second;
+mod several;
 mod sizes;
 mod suite;
 mod walls;
@@ -16,6 +17,7 @@ mod walls;
 use clap::{Parser, Subcommand};
 use lines::Count;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
@@ -61,6 +63,15 @@ enum Chore {
         #[arg(long)]
         summary: Option<PathBuf>,
     },
+    /// Run one program of tests, as cargo does for `test`
+    #[command(hide = true, disable_help_flag = true)]
+    Program {
+        /// Its file
+        program: PathBuf,
+        /// Its arguments
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<OsString>,
+    },
 }
 
 fn main() -> ExitCode {
@@ -70,6 +81,7 @@ fn main() -> ExitCode {
         Chore::Deb { programs } => deb::run(programs.as_deref()),
         Chore::Rpm { programs } => rpm::run(programs.as_deref()),
         Chore::Test { quick, long, summary } => suite::run(quick, long, summary.as_deref()),
+        Chore::Program { program, arguments } => Err(several::run(&program, &arguments)),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

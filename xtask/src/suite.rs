@@ -3,7 +3,7 @@
 
 use crate::counts::{self, Comparison};
 use crate::second::Failed;
-use crate::{aarch64, root};
+use crate::{aarch64, root, several};
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -105,7 +105,9 @@ impl Sum {
 pub fn run(quick: bool, long: bool, summary: Option<&Path>) -> Result<(), String> {
     let mut sum = Sum::default();
     // Cargo's own failure (a test that does not compile) has no result line and must fail the run all the same.
-    let mut broken = !twice(&["test", "--workspace", "--exclude", VM_TESTS, "--no-fail-fast"], &[], &mut sum)?;
+    let [config, runner] = several::arguments()?;
+    let all = ["test", &config, &runner, "--workspace", "--exclude", VM_TESTS, "--no-fail-fast"];
+    let mut broken = !twice(&all, &[], &mut sum)?;
     if !quick {
         broken |= !count(&mut sum);
         broken |= !for_aarch64(long, &mut sum);
