@@ -21,7 +21,8 @@ demo-ovn: setup-ovn
 ## Every test: style, walls, units, processes, instruction counts, virtual machines. Ends with a line "N passed, N failed".
 ## All of it runs the programs of the build for tests, with their checks of arithmetic; the longer suite runs those that are shipped.
 test: setup check
-	$(CARGO) build --workspace --all-targets
+	@# Tests of virtual machines are built when they run, by themselves: with other features, and once.
+	$(CARGO) build --workspace --exclude lasthop-tests-vm --all-targets
 	CARGO="$(CARGO)" scripts/tested-programs
 	LASTHOP_BIN_DIR="$${CARGO_TARGET_DIR:-$(CURDIR)/target}/tested" $(CARGO) xtask test
 
