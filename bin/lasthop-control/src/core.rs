@@ -507,7 +507,7 @@ impl Core {
                 // A port that the switch reported but this list does not have yet is not gone.
                 for id in std::mem::take(&mut self.configs).into_keys().filter(|id| !new.contains_key(id)) {
                     self.policy.port_gone(id, now_ms, out);
-                    self.spending.set_bounded(id, false, now_ms);
+                    self.spending.set_bounded(id, [false; 2], now_ms);
                 }
                 self.refused.retain(|id, _| new.contains_key(id));
                 self.faults.retain(|id, _| new.contains_key(id));

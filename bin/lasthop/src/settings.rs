@@ -5,7 +5,7 @@ use crate::client::{CliError, Instance};
 use crate::declared::overruled;
 use clap::Args;
 use lasthop_api::{Field, PortChanged, SwitchProxy};
-use lasthop_policy::{ENGINE, MAX_CPU, MIN_RATE, PortSettings, RATE_TO, Rate, STATIC_MAC, StaticMac};
+use lasthop_policy::{ENGINE, MAX_CPU, MAX_CPU_TO, MIN_RATE, PortSettings, RATE_TO, Rate, STATIC_MAC, StaticMac};
 
 /// What a port is told to do. A value `none` takes a setting back.
 #[derive(Debug, Default, Args)]
@@ -71,6 +71,10 @@ pub struct SettingsArgs {
     /// "none": as much as they take
     #[arg(long, value_name = "PERCENT", allow_negative_numbers = true)]
     max_cpu: Option<String>,
+    /// How much of one processor it may take to copy packets to its guest, in hundredths: its guest gets fewer packets while that takes more, as with
+    /// --rate-to; 0 or "none": as much as it takes
+    #[arg(long, value_name = "PERCENT", allow_negative_numbers = true)]
+    max_cpu_to: Option<String>,
     /// The engine that polls its rings, such as poll-3 (`lasthop engine list`): as `lasthop engine move`; "none": any of those that poll
     #[arg(long, value_name = "ENGINE")]
     engine: Option<String>,
@@ -145,6 +149,7 @@ impl SettingsArgs {
             ("weight", &self.weight),
             ("priority", &self.priority),
             (MAX_CPU, &self.max_cpu),
+            (MAX_CPU_TO, &self.max_cpu_to),
             (ENGINE, &self.engine),
             ("tx-batch", &self.tx_batch),
             ("rx-batch", &self.rx_batch),

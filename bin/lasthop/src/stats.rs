@@ -9,7 +9,7 @@ use crate::list::{Figures, figures, not_carried};
 use crate::settings::value_of;
 use crate::table::{Align, Table, duration};
 use lasthop_api::{Denied, Drops, Field, LeftOut, Port, Replaced, SwitchStats, Totals, Uplink};
-use lasthop_policy::RATE_TO;
+use lasthop_policy::{MAX_CPU_TO, RATE_TO};
 use lasthop_text::counted;
 use lasthop_types::DROP_REASONS;
 use serde::Serialize;
@@ -288,12 +288,14 @@ fn drops(stats: &Stats, verbose: bool) -> Option<String> {
 
 /// The setting that says how much may pass, where that is why packets are dropped.
 fn limit(settings: &[Field], reason: &str) -> String {
-    let name = match reason {
-        "storm" => "storm",
-        "rate" => RATE_TO,
-        _ => return String::new(),
+    let names: &[&str] = match reason {
+        "storm" => &["storm"],
+        "rate" => &[RATE_TO, MAX_CPU_TO],
+        _ => &[],
     };
-    value_of(settings, name).map_or_else(String::new, |value| format!(" ({name}={value})"))
+    let told = names.iter().filter_map(|name| Some(format!("{name}={}", value_of(settings, name)?)));
+    let told = told.collect::<Vec<_>>().join(" or ");
+    if told.is_empty() { told } else { format!(" ({told})") }
 }
 
 /// Whether the counters add up, what floods leave out, what VMs do, and processor time.

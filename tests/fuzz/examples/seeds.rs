@@ -370,8 +370,14 @@ fn messages() -> Vec<Vec<u8>> {
         seed(2, &SupervisorToControl::Ports(vec![config.clone(), config.clone()])),
         seed(2, &SupervisorToControl::Reply { request: 4, result: Ok(config) }),
         seed(2, &SupervisorToControl::Reply { request: 4, result: Err("no".into()) }),
-        seed(2, &SupervisorToControl::CpuBounds(vec![bound])),
-        seed(3, &ControlToSupervisor::Done(vec![PortWork { port: id, busy_ns: 9, packets: 1, bytes: 60, woken: 2 }])),
+        seed(2, &SupervisorToControl::CpuBounds([vec![bound], Vec::new()])),
+        seed(
+            3,
+            &ControlToSupervisor::Done([
+                vec![PortWork { port: id, busy_ns: 9, packets: 1, bytes: 60, woken: 2 }],
+                Vec::new(),
+            ]),
+        ),
         seed(
             3,
             &ControlToSupervisor::PortAdd {

@@ -411,10 +411,10 @@ impl Core {
             let slot = infos.get(&id).and_then(|info| info.vm);
             view::port_vm(&mut port, slot.and_then(|slot| self.host_view?.vm(slot)));
             let health = || infos.get(&id).and_then(|info| self.health.note(info, now_ms));
-            let bound = self.spending.bound(id);
-            let missed = || view::missed_bound(bound?, self.device.is_some());
+            let bounds = self.spending.bounds(id);
+            let missed = || view::missed_bound(bounds, self.device.is_some());
             port.note = self.faults.get(&id).cloned().or_else(health).or_else(missed);
-            port.cpu_bound = bound.map(view::cpu_bound);
+            [port.cpu_bound, port.copy_bound] = bounds.map(|bound| bound.map(view::cpu_bound));
             port.last_error_age_ms = port.last_error.as_ref().and_then(|_| self.health.erred_ms_ago(id, now_ms));
             if let Some((reason, at)) = self.refused.get(&id) {
                 (port.last_error, port.last_error_age_ms) = (Some(reason.clone()), Some(now_ms.saturating_sub(*at)));

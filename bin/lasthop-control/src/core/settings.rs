@@ -28,7 +28,8 @@ impl Core {
     pub(super) fn settings_are(&mut self, port: PortId, text: String, now_ms: u64, out: &mut Effects) {
         match PortSettings::try_from(text) {
             Ok(settings) => {
-                self.spending.set_bounded(port, settings.max_cpu.is_some(), now_ms);
+                let bounded = [settings.max_cpu, settings.max_cpu_to].map(|bound| bound.is_some());
+                self.spending.set_bounded(port, bounded, now_ms);
                 self.policy.set_settings(port, settings, now_ms, out);
             }
             // The supervisor has read it, so this does not happen.

@@ -3,7 +3,7 @@
 use super::facts::{Facts, Way, setting};
 use super::finding::Finding;
 use super::minimums;
-use lasthop_api::{Mirror, Port};
+use lasthop_api::{CpuBound, Mirror, Port};
 use lasthop_policy::{RATE_TO, Rate};
 use lasthop_text::counted;
 
@@ -36,8 +36,8 @@ fn rates(facts: &Facts<'_>, port: &Port) -> Vec<Finding> {
         let of_ovs = facts.rate_of_ovs(port, name);
         let Some(told) = setting(port, name).or(of_ovs) else { continue };
         // Its bound of processor time is the lower one, and is a finding itself.
-        let by_bound = port.cpu_bound.as_ref().is_some_and(|bound| bound.held_to().is_some());
-        if name == "rate-from" && by_bound {
+        let by_bound = |bound: &Option<CpuBound>| bound.as_ref().is_some_and(|bound| bound.held_to().is_some());
+        if name == "rate-from" && by_bound(&port.cpu_bound) || name == RATE_TO && by_bound(&port.copy_bound) {
             continue;
         }
         let shown = match name {
@@ -132,7 +132,7 @@ mod tests {
     use super::super::facts::Seen;
     use super::super::facts::testutil::*;
     use super::*;
-    use lasthop_api::{CpuBound, OpenVswitch, RatesOf};
+    use lasthop_api::{OpenVswitch, RatesOf};
 
     fn found(before: &Seen, now: &Seen) -> Vec<Finding> {
         findings(&facts(before, now))

@@ -269,27 +269,50 @@ fn processors(ns: u64) -> Number {
 
 /// Of ports with a bound of processor time; no series of others.
 fn of_bounds(ports: &[Port]) -> Vec<Family> {
-    let of = |number: fn(&CpuBound) -> Number| by_port(ports, |p| p.cpu_bound.as_ref().map(number));
-    let held = |number: fn(&CpuBound) -> Option<u64>| by_port(ports, move |p| number(p.cpu_bound.as_ref()?).map(level));
+    let names = [
+        "port_max_cpu_processors",
+        "port_max_cpu_used_processors",
+        "port_max_cpu_packets_per_second",
+        "port_max_cpu_bytes_per_second",
+        "port_max_cpu_not_kept",
+        "port_max_cpu_misses",
+    ];
+    let of_copies = [
+        "port_max_cpu_to_processors",
+        "port_max_cpu_to_used_processors",
+        "port_max_cpu_to_packets_per_second",
+        "port_max_cpu_to_bytes_per_second",
+        "port_max_cpu_to_not_kept",
+        "port_max_cpu_to_misses",
+    ];
+    let mut all = bounds(ports, |p| p.cpu_bound.as_ref(), names, "Processors that its packets may take");
+    all.extend(bounds(ports, |p| p.copy_bound.as_ref(), of_copies, "Processors that copies to its guest may take"));
+    all
+}
+
+fn bounds(
+    ports: &[Port],
+    bound: fn(&Port) -> Option<&CpuBound>,
+    [most, used, packets, bytes, not_kept, misses]: [&'static str; 6],
+    what: &'static str,
+) -> Vec<Family> {
+    let of = |number: fn(&CpuBound) -> Number| by_port(ports, move |p| bound(p).map(number));
+    let held = |number: fn(&CpuBound) -> Option<u64>| by_port(ports, move |p| number(bound(p)?).map(level));
     vec![
-        family("port_max_cpu_processors", "Processors that its packets may take", of(|b| processors(b.most_ns))),
+        family(most, what, of(|b| processors(b.most_ns))),
+        family(used, "Processors that they took in the last second that was looked at", of(|b| processors(b.spent_ns))),
         family(
-            "port_max_cpu_used_processors",
-            "Processors that they took in the last second that was looked at",
-            of(|b| processors(b.spent_ns)),
-        ),
-        family(
-            "port_max_cpu_packets_per_second",
+            packets,
             "What its guest is held to for that; no series while it is held to nothing, or to bytes alone",
             held(|b| b.packets_per_second),
         ),
         family(
-            "port_max_cpu_bytes_per_second",
+            bytes,
             "The same in bytes; no series while it is held to nothing, or to packets alone",
             held(|b| b.bytes_per_second),
         ),
-        family("port_max_cpu_not_kept", "Whether the bound is not kept", of(|b| level(b.missed_ms.is_some().into()))),
-        family("port_max_cpu_misses", "Times that it began not to be kept", of(|b| Number::Count(b.missed))),
+        family(not_kept, "Whether the bound is not kept", of(|b| level(b.missed_ms.is_some().into()))),
+        family(misses, "Times that it began not to be kept", of(|b| Number::Count(b.missed))),
     ]
 }
 
@@ -395,6 +418,7 @@ mod tests {
             state: "up".into(),
             cpu_ns: Some(2_000_000_000),
             copied_ns: 250_000_000,
+            copy_bound: Some(CpuBound { most_ns: 50_000_000, missed: 1, ..CpuBound::default() }),
             vm: Some("running".into()),
             translation: Some(Translation {
                 ranges: 3,
@@ -447,6 +471,8 @@ mod tests {
             "lasthop_port_busy_seconds_total{port=\"vm1\"} 1.5",
             "lasthop_port_cpu_seconds_total{port=\"vm1\"} 2.0",
             "lasthop_port_copied_seconds_total{port=\"vm1\"} 0.25",
+            "lasthop_port_max_cpu_to_processors{port=\"vm1\"} 0.05",
+            "lasthop_port_max_cpu_to_misses_total{port=\"vm1\"} 1",
             "lasthop_port_up{port=\"vm1\"} 1.0",
             "lasthop_port_up{port=\"vm2\"} 0.0",
             "lasthop_port_trouble{port=\"vm2\"} 1.0",
@@ -476,6 +502,7 @@ mod tests {
         assert!(text.ends_with("# EOF\n"));
         // A port without a thread, a VM of which nothing is known: no series, not a 0.
         assert!(!text.contains("lasthop_port_cpu_seconds_total{port=\"vm2\"}"));
+        assert!(!text.contains("lasthop_port_max_cpu_processors") && !text.contains("max_cpu_to_bytes_per_second{"));
         assert!(!text.contains("lasthop_port_vm_running{port=\"vm2\"}"));
         assert!(!text.contains("lasthop_port_iommu_ranges{port=\"vm2\"}"));
     }

@@ -1,5 +1,5 @@
-//! Bounds of the processor time that is spent for a guest (`lasthop port set NAME --max-cpu PERCENT`): its rate is lowered until its packets take no more, and
-//! somebody is told where that does not help. The switch knows nothing of it but the rate.
+//! Bounds of the processor time that is spent for a guest: for what it sends (`lasthop port set NAME --max-cpu PERCENT`), and to copy packets to it
+//! (`--max-cpu-to`). A rate of its is lowered until they take no more, and somebody is told where that does not help. The switch knows nothing of it but the rates.
 
 pub mod law;
 
@@ -8,7 +8,7 @@ use super::supervisor::Supervisor;
 use super::threads::EngineTimes;
 use lasthop_ipc::RateLimit;
 use lasthop_management_ipc::{CpuBound, PortWork, SupervisorToControl};
-use lasthop_policy::MAX_CPU;
+use lasthop_policy::{MAX_CPU, MAX_CPU_TO};
 use lasthop_types::PortId;
 use law::{BYTES, DEAD, FLOOR, Law, Look, units};
 use serde::{Deserialize, Serialize};
@@ -26,10 +26,35 @@ const PERCENT_NS: u64 = 10_000_000;
 /// its guest as well, which is on their account and no lower rate of its guest's changes: what is above this and what its guest's packets took is that.
 const WAKE_NS: u64 = 20_000;
 
+/// What a bound is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// What a guest sends, with all that it takes to switch and copy it.
+    From,
+    /// What is copied to a guest, whoever sends it.
+    To,
+}
+
+impl Way {
+    const BOTH: [Self; 2] = [Self::From, Self::To];
+
+    /// What it is that takes time, and the setting.
+    fn words(self) -> (&'static str, &'static str) {
+        match self {
+            Self::From => ("its packets", MAX_CPU),
+            Self::To => ("copies to it", MAX_CPU_TO),
+        }
+    }
+}
+
 /// Ports with a bound, by number. Of another program that takes over nothing is forgotten but when it was last looked.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct CpuBounds {
+    /// Of what their guests send.
     ports: BTreeMap<u32, Bounded>,
+    /// Of what is copied to their guests.
+    #[serde(default)]
+    copies: BTreeMap<u32, Bounded>,
     #[serde(skip)]
     engines: EngineTimes,
     /// When control said something last.
@@ -81,23 +106,32 @@ enum News {
 }
 
 impl CpuBounds {
-    /// The port is gone.
-    pub fn forget(&mut self, port: PortId) {
-        self.ports.remove(&port.0);
+    fn of(&mut self, way: Way) -> &mut BTreeMap<u32, Bounded> {
+        match way {
+            Way::From => &mut self.ports,
+            Way::To => &mut self.copies,
+        }
     }
 
-    /// A limit of what comes from a guest, and what its bound makes of it from now on.
-    pub fn hold(&mut self, port: PortId, told: RateLimit) -> RateLimit {
-        let Some(bounded) = self.ports.get_mut(&port.0) else { return told };
+    /// The port is gone.
+    pub fn forget(&mut self, port: PortId) {
+        for way in Way::BOTH {
+            self.of(way).remove(&port.0);
+        }
+    }
+
+    /// A limit of what comes from a guest, or goes to it, and what its bound makes of it from now on.
+    pub fn hold(&mut self, way: Way, port: PortId, told: RateLimit) -> RateLimit {
+        let Some(bounded) = self.of(way).get_mut(&port.0) else { return told };
         let held = bounded.lowered(told);
         bounded.told = Some([told, held]);
         held
     }
 
     /// Whether there is something to look at: control may have gone bad, and say it without a pause.
-    fn is_due(&mut self, work: &[PortWork], now: Instant) -> bool {
+    fn is_due(&mut self, work: [&[PortWork]; 2], now: Instant) -> bool {
         let soon = self.heard.is_some_and(|last| now.saturating_duration_since(last) < SHORTEST);
-        let due = !work.is_empty() && !soon;
+        let due = work.iter().any(|work| !work.is_empty()) && !soon;
         self.heard = if due { Some(now) } else { self.heard };
         due
     }
@@ -105,11 +139,12 @@ impl CpuBounds {
     /// Takes a look at a port's work: true if its guest is to be held to something else now, and what is new.
     fn look(
         &mut self,
+        way: Way,
         work: &PortWork,
         (thread, engines_ns): (Option<(i32, u64)>, u64),
         now: Instant,
     ) -> (bool, Option<News>) {
-        let Some(bounded) = self.ports.get_mut(&work.port.0) else { return (false, None) };
+        let Some(bounded) = self.of(way).get_mut(&work.port.0) else { return (false, None) };
         let seen = Seen { at: now, work: *work, thread, engines_ns };
         let Some(before) = bounded.seen.filter(|before| before.is_before(work)) else {
             bounded.seen = Some(seen);
@@ -141,7 +176,7 @@ impl CpuBounds {
     }
 
     /// As control is told.
-    fn told(&self, now: Instant) -> Vec<CpuBound> {
+    fn told(&self, now: Instant) -> [Vec<CpuBound>; 2] {
         let told = |(port, bounded): (&u32, &Bounded)| CpuBound {
             port: PortId(*port),
             most_ns: bounded.most_ns(),
@@ -150,7 +185,7 @@ impl CpuBounds {
             missed_ms: bounded.missed_since.map(|since| now.saturating_duration_since(since).as_millis() as u64),
             missed: bounded.missed,
         };
-        self.ports.iter().map(told).collect()
+        [&self.ports, &self.copies].map(|ports| ports.iter().map(told).collect())
     }
 }
 
@@ -175,7 +210,7 @@ impl Seen {
                 let woken = (now.work.woken - self.work.woken).saturating_mul(WAKE_NS);
                 own.min(busy.saturating_add(woken)).max(busy.min(own + engines))
             }
-            // Pollers have its rings, each with a core of its own.
+            // Pollers have its rings, each with a core of its own; or somebody else's thread has copied.
             _ => busy,
         }
     }
@@ -186,7 +221,7 @@ impl Bounded {
         u64::from(self.percent) * PERCENT_NS
     }
 
-    /// A limit of what comes from a guest, as the bound has it.
+    /// A limit of what comes from a guest, or goes to it, as the bound has it.
     fn lowered(&self, told: RateLimit) -> RateLimit {
         let Some(limit) = self.law.limit() else { return told };
         // Of one kind alone it may be a small part: nobody is held to less than the floor in either.
@@ -231,44 +266,58 @@ impl Bounded {
 }
 
 impl Supervisor {
-    /// Hundredths of a processor that the port's packets may take.
-    fn max_cpu(&self, name: &str) -> Option<u16> {
-        self.settings.get(name)?.max_cpu
-    }
-
-    /// The port may have another bound, or none any more.
-    pub(super) fn follow_cpu_bound(&mut self, port: PortId, name: &str) {
-        if let Some(percent) = self.max_cpu(name) {
-            if let Some(bounded) = self.cpu_bounds.ports.get_mut(&port.0) {
-                bounded.percent = percent;
-            }
-        } else if self.cpu_bounds.ports.remove(&port.0).is_some() {
-            self.tell_cpu_bounds(Instant::now());
+    /// Hundredths of a processor that the port's packets, or copies to it, may take.
+    fn max_cpu(&self, way: Way, name: &str) -> Option<u16> {
+        let settings = self.settings.get(name)?;
+        match way {
+            Way::From => settings.max_cpu,
+            Way::To => settings.max_cpu_to,
         }
     }
 
-    /// Control says what ports have done.
-    pub(super) fn hear_done(&mut self, work: &[PortWork]) {
+    /// The port may have other bounds, or none any more.
+    pub(super) fn follow_cpu_bounds(&mut self, port: PortId, name: &str) {
+        for way in Way::BOTH {
+            if let Some(percent) = self.max_cpu(way, name) {
+                if let Some(bounded) = self.cpu_bounds.of(way).get_mut(&port.0) {
+                    bounded.percent = percent;
+                }
+            } else if self.cpu_bounds.of(way).remove(&port.0).is_some() {
+                self.tell_cpu_bounds(Instant::now());
+            }
+        }
+    }
+
+    /// Control says what ports have done, and what was copied to them.
+    pub(super) fn hear_done(&mut self, [from, to]: [&[PortWork]; 2]) {
         let now = Instant::now();
-        if !self.cpu_bounds.is_due(work, now) {
+        if !self.cpu_bounds.is_due([from, to], now) {
             return;
         }
         let engines_ns = self.cpu_bounds.engines.cpu_ns(self.switch.pid(), now);
-        for work in work {
-            let name = self.name_of_port(work.port.0);
-            let Some(percent) = self.max_cpu(&name) else { continue };
-            self.cpu_bounds.ports.entry(work.port.0).or_default().percent = percent;
+        for work in from {
             let thread = self.port_threads.of(work.port.0, self.switch.pid());
             let time = |thread: Thread| Some((thread.number, thread.cpu_ns()?));
-            let (held_otherwise, news) = self.cpu_bounds.look(work, (thread.and_then(time), engines_ns), now);
-            if held_otherwise {
-                self.tell_limits(work.port, &name);
-            }
-            if let (Some(news), Some(bounded)) = (news, self.cpu_bounds.ports.get(&work.port.0)) {
-                bounded.say(&name, &news, &self.doctor_of(&name));
-            }
+            self.look_at(Way::From, work, (thread.and_then(time), engines_ns), now);
         }
+        // Whoever copied worked for others as well: what the clock said is all that is known.
+        to.iter().for_each(|work| self.look_at(Way::To, work, (None, 0), now));
         self.tell_cpu_bounds(now);
+    }
+
+    fn look_at(&mut self, way: Way, work: &PortWork, times: (Option<(i32, u64)>, u64), now: Instant) {
+        let name = self.name_of_port(work.port.0);
+        let Some(percent) = self.max_cpu(way, &name) else { return };
+        self.cpu_bounds.of(way).entry(work.port.0).or_default().percent = percent;
+        let (held_otherwise, news) = self.cpu_bounds.look(way, work, times, now);
+        if held_otherwise {
+            self.tell_limits(work.port, &name);
+        }
+        let Some(news) = news else { return };
+        let doctor = self.doctor_of(&name);
+        if let Some(bounded) = self.cpu_bounds.of(way).get(&work.port.0) {
+            bounded.say(way, &name, &news, &doctor);
+        }
     }
 
     /// The command that looks at a port of this instance. A device is not the one that people ask.
@@ -284,16 +333,16 @@ impl Supervisor {
 }
 
 impl Bounded {
-    fn say(&self, name: &str, news: &News, doctor: &str) {
-        let (spent, most) = (self.spent_ns / PERCENT_NS, self.percent);
+    fn say(&self, way: Way, name: &str, news: &News, doctor: &str) {
+        let (spent, most, (what, setting)) = (self.spent_ns / PERCENT_NS, self.percent, way.words());
         match news {
-            News::Kept => info!("port {name}: its packets take no more than {most} % of a processor again ({MAX_CPU})"),
+            News::Kept => info!("port {name}: {what} take no more than {most} % of a processor again ({setting})"),
             News::Missed if self.law.is_at_floor() => warn!(
-                "port {name}: its packets take {spent} % of a processor, and are to take {most} ({MAX_CPU}); its guest is held to {FLOOR} packets a second already, and to \
+                "port {name}: {what} take {spent} % of a processor, and are to take {most} ({setting}); its guest is held to {FLOOR} packets a second already, and to \
                  less nobody is: `{doctor}` says what to do"
             ),
             News::Missed => warn!(
-                "port {name}: its packets take {spent} % of a processor, and are to take {most} ({MAX_CPU}), though its guest is held to fewer: `{doctor}` says \
+                "port {name}: {what} take {spent} % of a processor, and are to take {most} ({setting}), though its guest is held to fewer: `{doctor}` says \
                  what to do"
             ),
         }
@@ -305,6 +354,7 @@ mod tests {
     use super::*;
 
     const PORT: PortId = PortId(3);
+    const FROM: Way = Way::From;
 
     fn work(busy_ns: u64, packets: u64, bytes: u64) -> PortWork {
         PortWork { port: PORT, busy_ns, packets, bytes, woken: 0 }
@@ -325,13 +375,13 @@ mod tests {
         let mut bounds = CpuBounds::default();
         bounds.ports.entry(PORT.0).or_default().percent = 10;
         let (mut at, mut sum, mut times) = (Instant::now(), work(0, 0, 0), [0; 2]);
-        bounds.look(&sum, (Some((7, 0)), 0), at);
+        bounds.look(FROM, &sum, (Some((7, 0)), 0), at);
         for (more, took) in each {
             at += Duration::from_secs(1);
             times = [times[0] + took[0], times[1] + took[1]];
             sum = work(sum.busy_ns + more.busy_ns, sum.packets + more.packets, sum.bytes + more.bytes)
                 .woken(sum.woken + more.woken);
-            bounds.look(&sum, (Some((7, times[0])), times[1]), at);
+            bounds.look(FROM, &sum, (Some((7, times[0])), times[1]), at);
         }
         bounds
     }
@@ -345,7 +395,7 @@ mod tests {
     fn the_lower_of_both_limits_counts_and_is_exact() {
         let flood = work(200_000_000, 200_000, 200_000 * BYTES);
         let mut bounds = looked(&[(flood, [200_000_000, 0])]);
-        let both = bounds.hold(PORT, RateLimit::default());
+        let both = bounds.hold(FROM, PORT, RateLimit::default());
         assert_eq!(both, RateLimit { packets: 200_000, bytes: 200_000 * BYTES, burst_ns: BURST_NS });
         for (told, held) in [
             (limit(50_000_000, 0), limit(50_000_000, 0)),
@@ -353,17 +403,40 @@ mod tests {
             (limit(500_000_000, 0), RateLimit { burst_ns: BURST_NS, ..limit(100_000 * BYTES, 0) }),
             (limit(0, 900_000), RateLimit { burst_ns: BURST_NS, ..limit(0, 100_000) }),
         ] {
-            assert_eq!(bounds.hold(PORT, told), held, "{told:?}");
+            assert_eq!(bounds.hold(FROM, PORT, told), held, "{told:?}");
         }
-        assert_eq!(bounds.hold(PortId(4), limit(9, 9)), limit(9, 9), "another port");
-        assert_eq!(looked(&[(work(1, 200_000, 1), [1, 0])]).hold(PORT, limit(9, 9)), limit(9, 9), "it takes little");
+        assert_eq!(bounds.hold(FROM, PortId(4), limit(9, 9)), limit(9, 9), "another port");
+        assert_eq!(
+            looked(&[(work(1, 200_000, 1), [1, 0])]).hold(FROM, PORT, limit(9, 9)),
+            limit(9, 9),
+            "it takes little"
+        );
+    }
+
+    /// Its guest may send what it likes, and what is copied to it is known by the clock alone.
+    #[test]
+    fn what_is_copied_to_a_guest_has_a_bound_of_its_own() {
+        let (mut bounds, at) = (CpuBounds::default(), Instant::now());
+        bounds.copies.entry(PORT.0).or_default().percent = 10;
+        let flood = work(200_000_000, 200_000, 200_000 * BYTES);
+        assert_eq!(bounds.look(FROM, &flood, (None, 0), at), (false, None), "there is none of that way");
+        for (done, at) in [(work(0, 0, 0), at), (flood, at + Duration::from_secs(1))] {
+            assert_eq!(bounds.look(Way::To, &done, (None, 0), at).0, done == flood);
+        }
+        let both = RateLimit { packets: 200_000, bytes: 200_000 * BYTES, burst_ns: BURST_NS };
+        let [from, to] = Way::BOTH.map(|way| bounds.hold(way, PORT, RateLimit::default()));
+        assert_eq!((from, to), (RateLimit::default(), both));
+        let [from, to] = bounds.told(at);
+        assert_eq!((from, to[0].spent_ns, to[0].held_to), (Vec::new(), 200_000_000, Some([200_000, 200_000 * BYTES])));
+        bounds.forget(PORT);
+        assert_eq!(bounds.told(at), [const { Vec::new() }; 2]);
     }
 
     /// A thread that is woken for each packet takes more than its packets do, and one that is stopped in the middle less; a helper's time is in theirs alone.
     #[test]
     fn the_time_of_a_thread_and_no_more_than_that_of_helpers_counts() {
         let spent = |busy_ns, own, helpers| {
-            looked(&[(work(busy_ns, 1000, 60_000).woken(1), [own, helpers])]).told(Instant::now())[0].spent_ns
+            looked(&[(work(busy_ns, 1000, 60_000).woken(1), [own, helpers])]).told(Instant::now())[0][0].spent_ns
         };
         assert_eq!((spent(5, 77, 0), spent(77, 5, 0)), (77, 5));
         assert_eq!((spent(77, 5, 1000), spent(77, 5, 30)), (77, 35));
@@ -372,12 +445,13 @@ mod tests {
     #[test]
     fn what_begins_anew_is_not_counted() {
         let mut bounds = looked(&[(work(200_000_000, 200_000, 0), [200_000_000, 0])]);
-        let (held, later) = (bounds.clone().hold(PORT, RateLimit::default()), Instant::now() + Duration::from_secs(9));
+        let (held, later) =
+            (bounds.clone().hold(FROM, PORT, RateLimit::default()), Instant::now() + Duration::from_secs(9));
         // Another switch, with another thread.
-        assert_eq!(bounds.look(&work(100, 1, 60), (Some((8, 0)), 0), later), (false, None));
-        bounds.look(&work(99_000_100, 100_001, 60), (Some((9, 500_000_000)), 0), later + Duration::from_secs(1));
-        assert_eq!(bounds.told(later)[0].spent_ns, 99_000_000);
-        assert_eq!(bounds.hold(PORT, RateLimit::default()), held);
+        assert_eq!(bounds.look(FROM, &work(100, 1, 60), (Some((8, 0)), 0), later), (false, None));
+        bounds.look(FROM, &work(99_000_100, 100_001, 60), (Some((9, 500_000_000)), 0), later + Duration::from_secs(1));
+        assert_eq!(bounds.told(later)[0][0].spent_ns, 99_000_000);
+        assert_eq!(bounds.hold(FROM, PORT, RateLimit::default()), held);
     }
 
     /// Of one kind alone it may be a small part of what it may send.
@@ -389,13 +463,14 @@ mod tests {
             [work(0, 0, 0).woken(1_000_000), work(900_000_000, 1000, 60_000), work(900_000_000, 1000, 65_536_000)]
         {
             let mut bounds = looked(&[(more, took), (work(900_000_000, 1000, more.bytes), took)]);
-            let [bytes, packets] = [limit(5_000_000_000, 0), limit(0, 1_000_000)].map(|told| bounds.hold(PORT, told));
+            let [bytes, packets] =
+                [limit(5_000_000_000, 0), limit(0, 1_000_000)].map(|told| bounds.hold(FROM, PORT, told));
             assert!(bytes.bytes >= FLOOR * BYTES && packets.packets >= FLOOR, "{bytes:?} {packets:?}");
         }
         let mut bounds = looked(&[(work(0, 0, 0).woken(1_000_000), took)]);
-        assert_eq!(bounds.hold(PORT, limit(50_000_000, 0)), floor(FLOOR * BYTES, 0));
-        assert_eq!(bounds.hold(PORT, limit(0, 50_000)), floor(0, FLOOR));
-        assert_eq!(bounds.hold(PORT, limit(9, 0)), limit(9, 0), "its own is lower");
+        assert_eq!(bounds.hold(FROM, PORT, limit(50_000_000, 0)), floor(FLOOR * BYTES, 0));
+        assert_eq!(bounds.hold(FROM, PORT, limit(0, 50_000)), floor(0, FLOOR));
+        assert_eq!(bounds.hold(FROM, PORT, limit(9, 0)), limit(9, 0), "its own is lower");
     }
 
     /// Short packets are all packets, long ones nearly all bytes: at the floor the rate stays, and what it comes to in one kind does not.
@@ -406,11 +481,11 @@ mod tests {
         let mut look = |bounds: &mut CpuBounds, bytes| {
             at += Duration::from_secs(1);
             sum = work(sum.busy_ns + 100_000_000, sum.packets + 100_000, sum.bytes + bytes);
-            let changed = bounds.look(&sum, (None, 0), at).0;
+            let changed = bounds.look(FROM, &sum, (None, 0), at).0;
             if changed {
-                bounds.hold(PORT, told);
+                bounds.hold(FROM, PORT, told);
             }
-            (changed, bounds.told(at)[0].held_to)
+            (changed, bounds.told(at)[0][0].held_to)
         };
         look(&mut bounds, 0);
         bounds.ports.get_mut(&PORT.0).unwrap().law = serde_json::from_value(
@@ -420,8 +495,8 @@ mod tests {
         assert_eq!(look(&mut bounds, 0), (true, Some([200_000, 0])));
         assert_eq!(look(&mut bounds, 100_000), (false, Some([200_000, 0])), "it is nearly the same");
         assert_eq!(look(&mut bounds, 100_000 * BYTES), (true, Some([100_000, 0])), "half of it is bytes");
-        bounds.hold(PORT, limit(0, 50_000));
-        assert_eq!(bounds.told(Instant::now())[0].held_to, None, "its own is lower");
+        bounds.hold(FROM, PORT, limit(0, 50_000));
+        assert_eq!(bounds.told(Instant::now())[0][0].held_to, None, "its own is lower");
     }
 
     /// Its neighbours flood it, and its thread is woken for what it gets.
@@ -429,27 +504,27 @@ mod tests {
     fn what_others_send_to_it_is_not_its_own() {
         let flooded = (work(0, 0, 0), [900_000_000, 0]);
         let bounds = looked(&[flooded; 9]);
-        assert_eq!((bounds.told(Instant::now())[0].spent_ns, bounds.ports[&PORT.0].law.limit()), (0, None));
+        assert_eq!((bounds.told(Instant::now())[0][0].spent_ns, bounds.ports[&PORT.0].law.limit()), (0, None));
         let answers = (work(3_000_000, 1000, 60_000).woken(1000), [900_000_000, 0]);
-        assert_eq!(looked(&[answers; 9]).told(Instant::now())[0].spent_ns, 23_000_000);
+        assert_eq!(looked(&[answers; 9]).told(Instant::now())[0][0].spent_ns, 23_000_000);
     }
 
     #[test]
     fn another_program_goes_on_with_a_miss_and_counts_it_once() {
         let flood = (work(900_000_000, 1000, 60_000), [900_000_000, 0]);
         let before = looked(&[flood; 9]);
-        assert_eq!(before.told(Instant::now())[0].missed, 1);
+        assert_eq!(before.told(Instant::now())[0][0].missed, 1);
         let mut after: CpuBounds = serde_json::from_str(&serde_json::to_string(&before).unwrap()).unwrap();
         let (mut sum, mut at) = (work(0, 0, 0), Instant::now());
         for _ in 0..3 {
-            assert_eq!(after.look(&sum, (None, 0), at).1, None);
+            assert_eq!(after.look(FROM, &sum, (None, 0), at).1, None);
             (sum.busy_ns, at) = (sum.busy_ns + 900_000_000, at + Duration::from_secs(1));
-            let told = after.told(at)[0];
+            let told = after.told(at)[0][0];
             assert_eq!((told.missed, told.missed_ms.is_some()), (1, true));
         }
         let news = (0..9).find_map(|_| {
             at += Duration::from_secs(1);
-            after.look(&sum, (None, 0), at).1
+            after.look(FROM, &sum, (None, 0), at).1
         });
         assert_eq!(news, Some(News::Kept));
     }
@@ -457,7 +532,8 @@ mod tests {
     #[test]
     fn nothing_is_looked_at_for_nothing_or_without_a_pause() {
         let (mut bounds, now, work) = (CpuBounds::default(), Instant::now(), [work(0, 0, 0)]);
-        let mut due = |work: &[PortWork], ms| bounds.is_due(work, now + Duration::from_millis(ms));
-        assert!(!due(&[], 0) && due(&work, 1) && !due(&work, 2) && !due(&work, 300) && due(&work, 301));
+        let mut due = |work: [&[PortWork]; 2], ms| bounds.is_due(work, now + Duration::from_millis(ms));
+        let [none, from, to]: [[&[PortWork]; 2]; 3] = [[&[], &[]], [&work, &[]], [&[], &work]];
+        assert!(!due(none, 0) && due(from, 1) && !due(from, 2) && !due(to, 300) && due(to, 301));
     }
 }

@@ -103,7 +103,10 @@ fn can_be() -> Result<(), String> {
 
 /// Whether a port has something that lasthop alone keeps: nobody would hold packets back that pass it by.
 fn is_limited(settings: &PortSettings) -> bool {
-    settings.rate_from.is_some() || settings.rate_to.is_some() || settings.max_cpu.is_some()
+    settings.rate_from.is_some()
+        || settings.rate_to.is_some()
+        || settings.max_cpu.is_some()
+        || settings.max_cpu_to.is_some()
 }
 
 /// The process, and what it was told.
@@ -448,6 +451,7 @@ mod tests {
         let limited =
             |key: &str, value: &str| is_limited(&PortSettings::try_from(format!("{key}={value}")).expect("a setting"));
         assert!(limited("rate-from", "1M") && limited("rate-to", "1M") && limited("max-cpu", "50"));
+        assert!(limited("max-cpu-to", "50"));
         assert!(!limited("weight", "7"));
     }
 

@@ -1,5 +1,6 @@
 //! Settings of ports (`lasthop port set`): checked and kept here, carried out by control, rates by the switch.
 
+use super::max_cpu::Way;
 use super::settings_text::changed;
 use super::supervisor::Supervisor;
 use super::uplink::Uplink;
@@ -124,15 +125,16 @@ impl Supervisor {
 
     /// Sends the port's rates and its weight to the switch, and its guest's bounds to its session process.
     pub(super) fn tell_limits(&mut self, port: PortId, name: &str) {
-        self.follow_cpu_bound(port, name);
+        self.follow_cpu_bounds(port, name);
         let settings = self.settings.get(name);
         let bounds = settings.map(|set| Bounds { grants: set.grants, max_ring: set.max_ring });
         self.sessions.set_bounds(port, bounds.unwrap_or_default());
         let limits = settings.map(|set| [set.rate_from, set.rate_to, set.storm].map(limit));
         let [from, to, storm] = limits.unwrap_or_default();
         let [others_from, others_to] = self.limited.get(name).copied().unwrap_or_default();
-        let from = self.cpu_bounds.hold(port, others_from.unwrap_or(from));
-        let rates = [from, others_to.unwrap_or(to), storm];
+        let from = self.cpu_bounds.hold(Way::From, port, others_from.unwrap_or(from));
+        let to = self.cpu_bounds.hold(Way::To, port, others_to.unwrap_or(to));
+        let rates = [from, to, storm];
         let weight = self.weights.get(&port.0).copied().unwrap_or_else(|| self.own_weight(name));
         let batches = self.batches(port, name).map(|batch| (batch.us, batch.packets));
         let poll_cpu = settings.and_then(|set| set.engine).unwrap_or(u16::MAX);

@@ -32,7 +32,7 @@ fn value_of(setting: &str) -> &'static str {
         "mac" => "MAC",
         "addr" => "IP",
         "connections" | "nat-ports" | "grants" | "max-ring" | "weight" | "priority" => "N",
-        "max-cpu" => "PERCENT",
+        "max-cpu" | "max-cpu-to" => "PERCENT",
         "tx-batch" | "rx-batch" => "US:PACKETS or off",
         "engine" => "poll-CPU",
         "link" => "up|down",

@@ -152,7 +152,7 @@ impl Supervisor {
                 }
             }
             ControlToSupervisor::Limit { name, from, to } => self.limit_port(name, [from, to]),
-            ControlToSupervisor::Done(work) => self.hear_done(&work),
+            ControlToSupervisor::Done([from, to]) => self.hear_done([&from, &to]),
             _ => {}
         }
     }

@@ -5,7 +5,7 @@ use crate::list::{fields, protects, trouble};
 use crate::shares::Share;
 use crate::table::{Align, Table, duration};
 use lasthop_api::{Flow, GuestQueue, Mirror, Port, Totals, Uplink};
-use lasthop_policy::MAX_CPU;
+use lasthop_policy::{MAX_CPU, MAX_CPU_TO};
 use lasthop_text::counted;
 
 /// So many of a long list fit on a screen.
@@ -282,11 +282,14 @@ fn time(port: &Port) -> Vec<String> {
         .map_or_else(|| "no thread of its own".into(), |ns| format!("{} ms of its own thread", ns / 1_000_000));
     let [busy, copied] = [port.from_guest.busy_ns, port.copied_ns].map(|ns| ns / 1_000_000);
     let mut lines = vec![format!("{own}; {busy} ms busy with its packets; {copied} ms to copy others' to it")];
-    lines.extend(port.cpu_bound.as_ref().map(|bound| {
+    let bounds =
+        [(&port.cpu_bound, "", "its guest is", MAX_CPU), (&port.copy_bound, " to copy to it", "it is", MAX_CPU_TO)];
+    lines.extend(bounds.into_iter().filter_map(|(bound, what, who, setting)| {
+        let bound = bound.as_ref()?;
         let [spent, most] = [bound.spent_ns, bound.most_ns].map(|ns| ns / 10_000_000);
         let held = bound.held_to().unwrap_or_else(|| "nothing".into());
         let missed = bound.missed_ms.map_or_else(String::new, |ms| format!("; not kept for {}", duration(ms)));
-        format!("{spent} % of a processor in the last second, of {most} that it may take ({MAX_CPU}): its guest is held to {held}{missed}")
+        Some(format!("{spent} % of a processor{what} in the last second, of {most} that it may take ({setting}): {who} held to {held}{missed}"))
     }));
     lines
 }

@@ -6,11 +6,11 @@ use zlink::introspect::CustomType;
 /// How a port's bound of processor time is kept.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomType)]
 pub struct CpuBound {
-    /// Nanoseconds of processor time that its packets may take a second.
+    /// Nanoseconds of processor time that its packets, or copies to its guest, may take a second.
     pub most_ns: u64,
     /// Nanoseconds that they took in the last second that was looked at.
     pub spent_ns: u64,
-    /// What its guest is held to for that, in packets a second, as the switch was told; null while it is held to nothing by it, as where its `rate-from` is lower, or to bytes alone.
+    /// What its guest is held to for that, in packets a second, as the switch was told; null while it is held to nothing by it, as where its `rate-from` (`rate-to`) is lower, or to bytes alone.
     pub packets_per_second: Option<u64>,
     /// The same in bytes a second; null, too, where it is held to packets alone.
     pub bytes_per_second: Option<u64>,

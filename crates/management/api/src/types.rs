@@ -74,6 +74,9 @@ pub struct Port {
     /// How its bound of processor time (`max-cpu`) is kept; none without one, and for the first second.
     #[serde(default)]
     pub cpu_bound: Option<CpuBound>,
+    /// The same of what may be taken to copy packets to its guest (`max-cpu-to`).
+    #[serde(default)]
+    pub copy_bound: Option<CpuBound>,
     /// What the VM does: `running` (on a core, or preempted there) or `blocked`; none if that is not known.
     pub vm: Option<String>,
     /// Core on which one of its threads last began to run, if it is running.

@@ -123,8 +123,9 @@ pub enum SupervisorToControl {
         /// And how the host and the programs are.
         host: HostFacts,
     },
-    /// How the bounds of processor time are kept, of all ports that have one. Said after each `Done`, and when one was taken away.
-    CpuBounds(Vec<CpuBound>),
+    /// How the bounds of processor time are kept, of all ports that have one for what their guests send, and of all that have one for what is copied to
+    /// them. Said after each `Done`, and when one was taken away.
+    CpuBounds([Vec<CpuBound>; 2]),
     /// All mirrors; before `Ports`, and after every change.
     Mirrors(Vec<MirrorConfig>),
     /// Answer to `MirrorAdd` and `MirrorDel`: an error says what is wrong and what to do.
@@ -295,7 +296,7 @@ pub struct CpuTimes {
     pub supervisor_ns: u64,
 }
 
-/// What a port's packets have come to since the switch began, those from its guest.
+/// What a port's packets have come to since the switch began: those from its guest, or what was copied to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PortWork {
     /// The port.
@@ -306,7 +307,7 @@ pub struct PortWork {
     pub packets: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// How often somebody may have been woken for them: by a kick, or to go on where its guest was held back.
+    /// How often somebody may have been woken for them: by a kick, or to go on where its guest was held back. Not for what is copied to it.
     pub woken: u64,
 }
 
@@ -315,7 +316,7 @@ pub struct PortWork {
 pub struct CpuBound {
     /// The port.
     pub port: PortId,
-    /// Nanoseconds of processor time that its packets may take a second.
+    /// Nanoseconds of processor time that its packets, or copies to it, may take a second.
     pub most_ns: u64,
     /// Those that they took, when that was last looked at.
     pub spent_ns: u64,
@@ -512,8 +513,9 @@ pub enum ControlToSupervisor {
         /// Echoed in the reply.
         request: u64,
     },
-    /// What ports have done so far for whose packets there is a bound of processor time. Said each second as long as there are such ports.
-    Done(Vec<PortWork>),
+    /// What ports have done so far for whose packets there is a bound of processor time, and what was copied so far to those that have one for that. Said
+    /// each second as long as there are such ports.
+    Done([Vec<PortWork>; 2]),
     /// Announce these, at most [`MACS_PART`](lasthop_uplink_ipc::MACS_PART), at this uplink. There may be more such messages.
     Announce {
         /// The uplink's port.

@@ -64,6 +64,8 @@ pub struct PortSettings {
     pub priority: Option<u8>,
     /// Hundredths of a processor that its packets may take; any number if nothing is said.
     pub max_cpu: Option<u16>,
+    /// Hundredths of a processor that it may take to copy packets to its guest; any number if nothing is said.
+    pub max_cpu_to: Option<u16>,
     /// The CPU of the engine that polls its rings, written as that is called: `poll-3`. Any if nothing is said, or there is none.
     pub engine: Option<u16>,
     /// What is gathered before its guest kicks while it sends a stream; as all ports if nothing is said, which this crate does not know.
@@ -101,6 +103,7 @@ pub const SETTINGS: &[&str] = &[
     "weight",
     "priority",
     MAX_CPU,
+    MAX_CPU_TO,
     ENGINE,
     "tx-batch",
     "rx-batch",
@@ -112,7 +115,7 @@ pub const SETTINGS: &[&str] = &[
 
 /// Those of them that the switch carries out by itself: they hold whoever decides about packets.
 pub const OF_SWITCH: &[&str] =
-    &["rate-from", RATE_TO, MIN_RATE, "weight", "priority", MAX_CPU, ENGINE, "tx-batch", "rx-batch"];
+    &["rate-from", RATE_TO, MIN_RATE, "weight", "priority", MAX_CPU, MAX_CPU_TO, ENGINE, "tx-batch", "rx-batch"];
 /// The same in words.
 pub const OF_SWITCH_WORDS: &str = "rates, weight, priority, processor time, engine and batching";
 
@@ -124,6 +127,9 @@ pub const MIN_RATE: &str = "min-rate";
 
 /// How much of a processor a port's packets may take.
 pub const MAX_CPU: &str = "max-cpu";
+
+/// How much of a processor it may take to copy packets to a port's guest.
+pub const MAX_CPU_TO: &str = "max-cpu-to";
 
 /// Which of the engines that poll a port's rings are polled by.
 pub const ENGINE: &str = "engine";
@@ -188,6 +194,7 @@ impl PortSettings {
             "weight" => self.weight = if is_none(value) { None } else { Some(weight(value)?) },
             "priority" => self.priority = if is_none(value) { None } else { Some(priority(value)?) },
             MAX_CPU => self.max_cpu = if is_none(value) { None } else { max_cpu(value)? },
+            MAX_CPU_TO => self.max_cpu_to = if is_none(value) { None } else { max_cpu(value)? },
             ENGINE => self.engine = if is_none(value) { None } else { Some(engine(value)?) },
             "tx-batch" => self.tx_batch = batch(value)?,
             "rx-batch" => self.rx_batch = batch(value)?,
@@ -312,6 +319,7 @@ impl PortSettings {
             self.weight.map(|n| text(&n)),
             self.priority.map(|n| text(&n)),
             self.max_cpu.map(|n| text(&n)),
+            self.max_cpu_to.map(|n| text(&n)),
             self.engine.map(|cpu| engine_name(POLL, cpu)),
             self.tx_batch.map(|batch| text(&batch)),
             self.rx_batch.map(|batch| text(&batch)),

@@ -382,7 +382,7 @@ fn what_the_switch_does_by_itself_changes_without_touching_flows() {
     assert!(flows > 0);
     for name in crate::OF_SWITCH {
         let value = match *name {
-            "weight" | "priority" | "max-cpu" => "2",
+            "weight" | "priority" | "max-cpu" | "max-cpu-to" => "2",
             "engine" => "poll-3",
             "tx-batch" | "rx-batch" => "off",
             _ => "20M",

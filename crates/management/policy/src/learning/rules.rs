@@ -70,6 +70,7 @@ impl Learning {
             weight: None,
             priority: None,
             max_cpu: None,
+            max_cpu_to: None,
             engine: None,
             tx_batch: None,
             rx_batch: None,

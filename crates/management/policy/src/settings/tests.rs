@@ -25,6 +25,7 @@ fn what_is_said_is_shown_and_kept() {
         ("priority=1", "priority=1"),
         ("weight=2 max-ring=512", "max-ring=512 weight=2"),
         ("engine=poll-1 max-cpu=20% weight=2", "weight=2 max-cpu=20 engine=poll-1"),
+        ("max-cpu-to=5 max-cpu=20", "max-cpu=20 max-cpu-to=5"),
         (
             "vlan=10 static-mac=52:54:00:00:00:02 static-mac=52:54:00:00:00:01@10",
             "vlan=10 static-mac=52:54:00:00:00:01@10,52:54:00:00:00:02",
@@ -74,7 +75,7 @@ fn what_is_taken_back_and_was_not_there_opens_nothing() {
 
 #[test]
 fn off_takes_every_setting_back() {
-    let all = "isolated=on mac=52:54:00:00:00:01 addr=10.0.0.1 no-dhcp-server=on no-ra=on rate-from=1M rate-to=2M min-rate=1M storm=3M connections=5 nat-ports=6 grants=1000 max-ring=256 weight=300 priority=2 max-cpu=20 link=down snooping=on static-mac=52:54:00:00:00:07 tx-batch=9,9 rx-batch=off queue-of=net";
+    let all = "isolated=on mac=52:54:00:00:00:01 addr=10.0.0.1 no-dhcp-server=on no-ra=on rate-from=1M rate-to=2M min-rate=1M storm=3M connections=5 nat-ports=6 grants=1000 max-ring=256 weight=300 priority=2 max-cpu=20 max-cpu-to=5 link=down snooping=on static-mac=52:54:00:00:00:07 tx-batch=9,9 rx-batch=off queue-of=net";
     for before in [set(&format!("{all} vlan=10")), set(&format!("{all} trunk=10 native=1"))] {
         for word in ["none", "off"] {
             let instead = |name: &str| match name {
@@ -138,6 +139,7 @@ fn what_is_wrong_is_said_with_what_to_write() {
         ("priority=3", "write 0, 1 or 2 (above all others), or none for the default, 0"),
         ("max-cpu=-1", "hundredths of one processor from 1 to 6400, such as 20, or none (or 0) for no bound"),
         ("max-cpu=6401", "from 1 to 6400"),
+        ("max-cpu-to=x", "max-cpu-to=x: write hundredths of one processor"),
         ("max-cpu=0.5", "from 1 to 6400"),
         ("queue-of=a,b", "write the name of an uplink, or none to take it back"),
         ("queue-of=net:63", "\"63\" is not a number of frames, 64 or more; write net:256, or net for all it has"),
