@@ -4,8 +4,9 @@
 #[allow(dead_code, reason = "the guest that answers is used alone")]
 mod outside;
 
-use lasthop_tests_process::{Guest, Lasthop, Netns, Options, PATIENCE, Port, binary, mac, proc, release, scratch};
-use lasthop_tests_process::{upgrade_run, wait_for};
+use lasthop_tests_process::{
+    Guest, Lasthop, Netns, Options, PATIENCE, Port, Station, binary, mac, proc, release, scratch, upgrade_run, wait_for,
+};
 use outside::Host;
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -44,6 +45,32 @@ impl Site {
         let mut site = Self { host, guest: None, lasthop, netns, dir };
         site.guest_connects();
         site
+    }
+
+    /// The host's `lasthop run` ends, and another one starts the device for the first time.
+    fn starts_anew(self, device: &str) -> Self {
+        let Self { host, guest, lasthop, netns, dir } = self;
+        let _ = (host.stop(), guest.map(Host::stop));
+        let port = format!("a={},device=nic0", dir.path().join("a").display());
+        let arguments = ["--device", device, "--port", &port];
+        let lasthop = lasthop.start_again(Some(&netns), &[Port::listen("h", dir.path())], &arguments, || {});
+        let host = answering(&dir.path().join("h.sock"), 8);
+        let mut site = Self { host, guest: None, lasthop, netns, dir };
+        site.guest_connects();
+        site
+    }
+
+    /// Which VLANs the wire carries, and what its port is told.
+    fn told(&self) -> (Value, Value) {
+        let list = self.lasthop.json_of(Some("nic0"), &["uplink", "list"])["uplinks"].clone();
+        let ports = self.lasthop.json_of(Some("nic0"), &["port", "list"])["ports"].clone();
+        let wire = ports.as_array().and_then(|ports| ports.iter().find(|port| port["name"] == "wire").cloned());
+        (list[0]["vlans"].clone(), wire.expect("it has a port")["settings"].clone())
+    }
+
+    fn set(&self, words: &[&str]) {
+        let out = self.lasthop.try_command_of(Some("nic0"), words);
+        assert!(out.status.success(), "{words:?}: {}", String::from_utf8_lossy(&out.stderr));
     }
 
     /// The device's guest, as a VM does whose connection has ended.
@@ -242,31 +269,111 @@ fn refusal_beside(netns: &Netns, arguments: &[&str], prepare: impl FnOnce(&Path)
     said
 }
 
-/// What the wire was told holds when the device is started again, also that an option does not hold any more; and not beyond the host's `lasthop run`.
+/// What the wire was told holds when the device is started again, also that an option does not hold any more, and also by another program; and not once it was removed.
 #[test]
 fn a_wire_is_as_it_was_told_when_the_device_is_started_again() {
     let mut site = Site::new("nic0,wire=v0:af_packet:vlans=untagged:7:rate-to=950M");
-    let told = |site: &Site| {
-        let list = site.lasthop.json_of(Some("nic0"), &["uplink", "list"])["uplinks"].clone();
-        let ports = site.lasthop.json_of(Some("nic0"), &["port", "list"])["ports"].clone();
-        let wire = ports.as_array().and_then(|ports| ports.iter().find(|port| port["name"] == "wire").cloned());
-        (list[0]["vlans"].clone(), wire.expect("it has a port")["settings"].clone())
-    };
-    let given = told(&site);
+    let given = site.told();
     assert_eq!(given.0, "untagged:7", "{given:?}");
     assert!(given.1.to_string().contains("950M"), "{given:?}");
-    let set = |site: &Site, words: &[&str]| assert!(site.lasthop.try_command_of(Some("nic0"), words).status.success());
     for (vlans, rate) in [("untagged:9", "500M"), ("all", "none")] {
-        set(&site, &["uplink", "set", "wire", "--vlans", vlans]);
-        set(&site, &["port", "set", "wire", "--rate-to", rate]);
-        let now = told(&site);
+        site.set(&["uplink", "set", "wire", "--vlans", vlans]);
+        site.set(&["port", "set", "wire", "--rate-to", rate]);
+        let now = site.told();
         assert!(now.0 != given.0 && now.1 != given.1, "{now:?}");
         site.run_is_killed();
         site.wire_is("up");
-        assert_eq!(told(&site), now);
+        assert_eq!(site.told(), now);
         site.is_reached();
     }
+    let told = site.told();
+    let one = release(site.dir.path(), "one");
+    site.set(&["upgrade", "--all", "--programs", one.to_str().unwrap()]);
+    assert_eq!(site.told(), told);
+    site.set(&["uplink", "set", "wire", "--vlans", "untagged:11"]);
+    site.run_is_killed();
+    site.wire_is("up");
+    assert_eq!(site.told(), (json!("untagged:11"), told.1));
+    site.set(&["uplink", "del", "wire"]);
+    site.run_is_killed();
+    site.wire_is("up");
+    assert_eq!(site.told(), given, "it is as its option says");
+    site.is_reached();
     site.end();
+}
+
+/// What the option says of VLANs and rates, it says of a first start; what it does not say of rates stays as it was told. Without it there is no wire.
+#[test]
+fn an_option_of_a_wire_holds_when_the_host_starts_anew() {
+    let site = Site::new("nic0,wire=v0:af_packet:vlans=untagged:7:rate-to=950M");
+    let given = site.told();
+    let tell = |site: &Site| {
+        site.set(&["uplink", "set", "wire", "--vlans", "untagged:9"]);
+        site.set(&["port", "set", "wire", "--rate-to", "500M"]);
+        site.told()
+    };
+    let told = tell(&site);
+    let site = site.starts_anew("nic0,wire=v0:af_packet:vlans=untagged:7:rate-to=950M");
+    assert_eq!(site.told(), given);
+    assert_eq!(tell(&site), told);
+    let site = site.starts_anew("nic0,wire=v0:af_packet:nice=1");
+    assert_eq!(site.told(), (Value::Null, told.1.clone()), "all VLANs, and the rate that it was told");
+    site.is_reached();
+    site.set(&["uplink", "set", "wire", "--vlans", "untagged:9"]);
+    let mut site = site.starts_anew("nic0");
+    for _ in 0..2 {
+        assert_eq!(site.uplinks(), json!([]));
+        let file = site.lasthop.state_file("devices/nic0/ports.json");
+        let saved: Value = serde_json::from_slice(&std::fs::read(&file).expect("it is written")).unwrap();
+        assert_eq!((&saved["uplinks"], &saved["given"]["wire"]), (&json!([]), &Value::Null), "{saved}");
+        assert!(saved["given"].as_object().is_some_and(|given| given.contains_key("a") && !given.contains_key("wire")));
+        site.run_is_killed();
+    }
+    let site = site.starts_anew("nic0,wire=v0:af_packet");
+    assert_eq!(site.told().0, Value::Null);
+    site.is_reached();
+    site.end();
+}
+
+fn is_probe(frame: &[u8]) -> bool {
+    frame.starts_with(b"\x03lasth")
+}
+
+/// `--no-uplink-probe` of the host goes for uplinks of its devices as well: both on one segment are used, and neither sends anything.
+#[test]
+fn devices_send_no_probes_where_their_host_must_not() {
+    let netns = Netns::new();
+    for (bridge, interfaces) in [("br0", &["u0", "u1", "s0"][..]), ("br1", &["u2", "s1"]), ("br2", &["u3"])] {
+        netns.ip(&format!("link add {bridge} type bridge mcast_snooping 0"));
+        netns.ip(&format!("link set {bridge} up"));
+        for interface in interfaces {
+            netns.ip(&format!("link add {interface} type veth peer name {interface}x"));
+            netns.ip(&format!("link set {interface}x master {bridge} up"));
+            netns.ip(&format!("link set {interface} up"));
+        }
+    }
+    let [left, right] = ["s0", "s1"].map(|interface| Station::on(&netns, interface));
+    let start = |wire: &str, other: &str, more: &[&str]| {
+        let device = format!("nic0,wire={wire}:af_packet,cable=off");
+        let lasthop = Lasthop::start_in(Some(&netns), &[], &[&["--device", &device][..], more].concat());
+        let added = lasthop.try_command_of(Some("nic0"), &["uplink", "add", "net2", other, "--driver", "af_packet"]);
+        assert!(added.status.success(), "{added:?}");
+        lasthop
+    };
+    let states = |lasthop: &Lasthop| {
+        let list = lasthop.json_of(Some("nic0"), &["uplink", "list"])["uplinks"].clone();
+        [0, 1].map(|n| list[n]["state"].as_str().unwrap_or_default().to_owned())
+    };
+    let silent = start("u0", "u1", &["--no-uplink-probe"]);
+    wait_for("both to be up", PATIENCE, || states(&silent) == ["up", "up"]);
+    // Another that does ask, and came up after them: when two of its probes have been seen, theirs would have been.
+    let asks = start("u2", "u3", &[]);
+    for _ in 0..2 {
+        right.recv("a probe", is_probe);
+    }
+    assert_eq!(states(&silent), ["up", "up"]);
+    assert!(!left.drain().iter().any(|frame| is_probe(frame)), "a probe");
+    assert!(asks.stop() && silent.stop(), "all processes end");
 }
 
 /// What the device remembers of the wire's name or interface would keep it from starting.
@@ -279,8 +386,10 @@ fn nothing_that_is_remembered_is_in_the_way_of_a_wire() {
     };
     assert!(try_command(&site, &["uplink", "del", "wire"]).0);
     let socket = site.dir.path().join("c").display().to_string();
+    assert!(try_command(&site, &["port", "add", "c", &site.dir.path().join("d").display().to_string()]).0);
     for words in [
-        &["uplink", "add", "wire", "v0", "--driver", "af_xdp"][..],
+        &["port", "rename", "c", "wire"][..],
+        &["uplink", "add", "wire", "v0", "--driver", "af_xdp"],
         &["uplink", "add", "net", "v0"],
         &["uplink", "add", "wire", "v1"],
         &["port", "add", "wire", &socket],

@@ -4,7 +4,7 @@ use super::args::{PortArg, RunArgs};
 use super::devices::{cable_ports, own_ports};
 use super::engines::Engines;
 use super::store::{Saved, SavedPort, SavedUplink, Store};
-use super::wires::{OfDevice, leave_out};
+use super::wires::leave_out;
 use super::{RunError, RunError::Failed, RunError::Usage};
 use crate::declared::{Declared, DeclaredEngines, in_book, in_mirrors};
 use lasthop_management_ipc::Settings;
@@ -39,12 +39,9 @@ impl Given {
         {
             return Err(Usage(format!("{option} {name}: the file of --config names it too; name it in one place")));
         }
-        let mut uplinks: Vec<_> =
-            args.uplinks.iter().map(|uplink| &uplink.spec).chain(&file.uplinks).cloned().collect();
-        OfDevice::remind(args, &mut uplinks);
         Ok(Self {
             again: args.device_again,
-            uplinks,
+            uplinks: args.uplinks.iter().map(|uplink| &uplink.spec).chain(&file.uplinks).cloned().collect(),
             ports: own_ports(&args.ports).chain(&file.ports).cloned().chain(cable_ports(args)).collect(),
             of_uplinks: args.uplinks.iter().map(|uplink| (uplink.spec.name.clone(), uplink.settings.clone())).collect(),
             file,
@@ -77,8 +74,22 @@ impl Given {
         saved.ports.retain(|port| !in_file.contains(&*port.name) || ports.contains(port));
         saved.uplinks.retain(|uplink| !in_file.contains(&*uplink.name) || devices.contains(uplink));
         if self.again {
-            leave_out(saved, &self.uplinks);
+            leave_out(saved, devices);
         }
+    }
+
+    /// In a device that is started again what its ports and its wire were told since its first start holds, and not what their options say: its uplinks carry the VLANs that
+    /// they did then. Names of those whose settings are remembered.
+    pub fn recalled(&self, saved: &Saved, uplinks: &mut [SavedUplink]) -> BTreeSet<String> {
+        if !self.again {
+            return BTreeSet::new();
+        }
+        for uplink in uplinks {
+            if let Some(vlans) = saved.given.get(&uplink.name) {
+                uplink.vlans.clone_from(vlans);
+            }
+        }
+        saved.given.keys().cloned().collect()
     }
 
     /// What ports and uplinks are told, by name.

@@ -14,7 +14,6 @@ impl Supervisor {
         if lists {
             self.store.save_lists(&self.lists)?;
         }
-        self.keep_wire()?;
         if ports { self.save(None, None) } else { Ok(()) }
     }
 

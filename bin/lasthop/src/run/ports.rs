@@ -94,7 +94,8 @@ impl Supervisor {
         let (config, saved) = (port.config.clone(), port.saved);
         self.check_no_cable(&config)?;
         let settings = self.settings.remove(name);
-        if (saved || settings.is_some())
+        // A device forgets with it what its own of the command line was told.
+        if (saved || settings.is_some() || self.of_device.is_some())
             && let Err(e) = self.save(None, Some(config.id))
         {
             self.remember_settings(name, settings.unwrap_or_default());
@@ -161,8 +162,8 @@ impl Supervisor {
         let kept = self.uplinks.values().filter(|u| u.saved && !u.is_leaving() && Some(u.config.id) != except);
         let uplinks = kept.map(|u| u.spec.clone()).collect();
         let mirrors = self.mirrors.iter().filter(|mirror| !self.is_capture(&mirror.to)).cloned().collect();
-        let (taps, settings) = (self.taps.clone(), self.settings.clone());
-        self.store.save(Saved { ports, uplinks, taps, settings, mirrors })
+        let (taps, settings, given) = (self.taps.clone(), self.settings.clone(), self.given_of_device(except));
+        self.store.save(Saved { ports, uplinks, taps, settings, mirrors, given })
     }
 
     pub(super) fn next_port(&mut self) -> PortId {

@@ -66,6 +66,7 @@ impl Supervisor {
         if name == to {
             return Err(format!("{name} is its name already"));
         }
+        self.check_no_wire(to, "")?;
         let config = self.guest_port(name).map_err(|e| match self.uplink_port(name) {
             Some(_) => format!("{name} is an uplink; remove it, and add it under the other name"),
             None => e,

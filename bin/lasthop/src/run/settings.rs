@@ -23,9 +23,7 @@ fn limit(rate: Option<Rate>) -> RateLimit {
 
 impl Supervisor {
     pub(super) fn remember_settings(&mut self, name: &str, settings: PortSettings) {
-        // A device that is started again is to know that its option does not hold any more.
-        let overrules = self.of_device.is_some() && self.settings.contains_key(name);
-        if settings.is_default() && !overrules {
+        if settings.is_default() {
             self.settings.remove(name);
         } else {
             self.settings.insert(name.to_owned(), settings);

@@ -20,7 +20,7 @@ use lasthop_sys::{CpuList, Epoll};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ffi::OsStr;
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{Read, Seek, Write};
@@ -115,7 +115,7 @@ pub struct Setup {
 /// What the file of `--config`, or the command line, has made other than it is remembered.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Unsaved {
-    /// Mirrors, or what a device's ports are told: when it is started again, that wins.
+    /// Mirrors, or of a device what is on its command line: when it is started again, what that was told since wins.
     pub ports: bool,
     /// Access lists.
     pub lists: bool,
@@ -130,7 +130,7 @@ impl Setup {
         let allowed = allowed_cpus().map_err(Failed)?;
         let given = Given::new(args)?;
         let engines = given.engines(args, &allowed)?;
-        let (ports, devices) = (absolute(&given.ports)?, given.devices());
+        let (ports, mut devices) = (absolute(&given.ports)?, given.devices());
         let is_ovs = args.control == Decides::Ovs;
         let Programs { switch, session, control, uplink } = Programs::found(args, !devices.is_empty())?;
         let until = Instant::now() + LOCK_PATIENCE;
@@ -140,8 +140,9 @@ impl Setup {
         let devices_wanted = devices::wanted(args, engines.0.cpus.as_ref())?;
         let (store, mut remembered) = Store::loaded(&args.state_dir).map_err(Failed)?;
         let other_mirrors = given.mirrors(&mut remembered)?;
+        let recalled = given.recalled(&remembered, &mut devices);
         given.overrule(&mut remembered, &ports, &devices);
-        let Saved { ports: saved, uplinks: saved_uplinks, taps, settings, mirrors } = remembered;
+        let Saved { ports: saved, uplinks: saved_uplinks, taps, settings, mirrors, .. } = remembered;
         let (lists, other_lists) = given.lists(&store)?;
         let (engines, other_engines) = EnginesOfRun::found(args, engines, &store, &devices_wanted, &allowed)?;
         let (also_saved, saved) = reconcile(&ports, saved).map_err(Failed)?;
@@ -149,7 +150,7 @@ impl Setup {
         wires::check(args, devices.iter().chain(&saved_uplinks))?;
         let run_dir = std::path::absolute(&args.run_dir).unwrap_or_else(|_| args.run_dir.clone());
         let (api, read_api) = api_sockets(args, &run_dir)?;
-        let settings = with_given(settings, &given.settings(), args.device_again);
+        let settings = with_given(settings, &given.settings(), &recalled);
         let told = Told { lists: &lists, mirrors: &mirrors, settings: &settings, ports: &ports };
         let mut ovs = OpenVswitch::wanted(is_ovs, &run_dir, &told, devices.iter().chain(&saved_uplinks))?;
         Ok(Self {
@@ -251,16 +252,13 @@ fn wait_for_the_one_before(socket: &Path) {
     }
 }
 
-/// What the command line tells ports is added to what is remembered, and wins; in a device that is started `again`, what its ports were told before does.
+/// What the command line tells ports is added to what is remembered, and wins; but for ports that were `recalled`, of which all is remembered.
 fn with_given(
     mut settings: BTreeMap<String, PortSettings>,
     given: &[(String, Settings)],
-    again: bool,
+    recalled: &BTreeSet<String>,
 ) -> BTreeMap<String, PortSettings> {
-    for (name, told) in given {
-        if again && settings.contains_key(name) {
-            continue;
-        }
+    for (name, told) in given.iter().filter(|(name, _)| !recalled.contains(name)) {
         // It was checked on its own: what it does not agree with is replaced.
         let both = changed(settings.get(name), told).or_else(|_| changed(None, told)).unwrap_or_default();
         if both.is_default() {

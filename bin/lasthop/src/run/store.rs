@@ -92,6 +92,8 @@ pub struct Saved {
     pub settings: BTreeMap<String, PortSettings>,
     /// Mirrors, by name.
     pub mirrors: Vec<Mirror>,
+    /// Of a device: the ports and uplinks that are there and on its command line, by name, with the VLANs that each carries; none given: all.
+    pub given: BTreeMap<String, Option<Vlans>>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -107,6 +109,8 @@ struct Document {
     settings: BTreeMap<String, PortSettings>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     mirrors: Vec<Mirror>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    given: BTreeMap<String, Option<Vlans>>,
 }
 
 /// The files.
@@ -248,12 +252,12 @@ impl Store {
             }
             Ok(text) => text,
         };
-        let Document { ports, mut uplinks, taps, settings, mut mirrors, .. } = self.understand(&text)?;
+        let Document { ports, mut uplinks, taps, settings, mut mirrors, given, .. } = self.understand(&text)?;
         for left in uplinks.extract_if(.., |uplink| super::capture_file::is_left_over(uplink)) {
             tracing::warn!("{}: left over by a capture that has ended; it is forgotten, with its mirror", left.name);
             mirrors.retain(|mirror| mirror.to != left.name);
         }
-        Ok((Some(Saved { ports, uplinks, taps, settings, mirrors }), Some(content(&[text.as_bytes()]))))
+        Ok((Some(Saved { ports, uplinks, taps, settings, mirrors, given }), Some(content(&[text.as_bytes()]))))
     }
 
     /// The text of `ports.json`, if all of it makes sense.
@@ -284,8 +288,8 @@ impl Store {
     }
 
     /// Replaces what is remembered: all of them or, on an error, none.
-    pub fn save(&self, Saved { ports, uplinks, taps, settings, mirrors }: Saved) -> Result<(), String> {
-        let document = Document { version: VERSION, ports, uplinks, taps, settings, mirrors };
+    pub fn save(&self, Saved { ports, uplinks, taps, settings, mirrors, given }: Saved) -> Result<(), String> {
+        let document = Document { version: VERSION, ports, uplinks, taps, settings, mirrors, given };
         let text = serde_json::to_vec_pretty(&document).map_err(io::Error::from);
         let written =
             text.and_then(|text| write(&self.file, &[&text, b"\n"], &self.known, "follow the ports that it names"));
@@ -415,7 +419,8 @@ mod tests {
         let (name, from) = ("tap".into(), vec!["vm1".into(), "not.there".into()]);
         let mirrors =
             vec![Mirror { name, from, to: "vm2".into(), direction: Mirrored::FromGuest, sample: 100, labelled: false }];
-        let saved = Saved { ports, uplinks, taps, settings, mirrors };
+        let given = [("wire".to_owned(), Some("untagged:10".parse().unwrap())), ("vm3".to_owned(), None)].into();
+        let saved = Saved { ports, uplinks, taps, settings, mirrors, given };
         store.save(saved.clone()).unwrap();
         assert_eq!(store.load().unwrap(), saved);
         store.save(Saved::default()).unwrap();
@@ -501,6 +506,7 @@ mod tests {
             "{\"version\":1,\"ports\":[{\"name\":\"a\",\"path\":\"/x\",\"tx_batch\":{\"us\":1,\"packets\":40000}}]}",
             "{\"version\":1,\"ports\":[],\"uplinks\":[{\"name\":\"a\",\"device\":\"b\",\"queues\":1,\"vlans\":\"5000\"}]}",
             "{\"version\":1,\"ports\":[],\"settings\":{\"a\":\"vlan=5000\"}}",
+            "{\"version\":1,\"ports\":[],\"given\":{\"wire\":\"5000\"}}",
             "{\"version\":1,\"ports\":[],\"mirrors\":[{\"name\":\"m\",\"from\":[\"a\"],\"to\":\"a\",\"direction\":\"both\"}]}",
             "{\"version\":1,\"ports\":[],\"mirrors\":[{\"name\":\"m\",\"from\":[\"a\"],\"to\":\"b\",\"direction\":\"in\"}]}",
         ] {

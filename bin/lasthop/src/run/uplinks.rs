@@ -266,7 +266,7 @@ impl Supervisor {
         self.cpu_bounds.forget(PortId(id));
         self.sessions.forget(PortId(id));
         self.replaced.forget(&sessions::process(&uplink.config.name));
-        let mut changed = self.settings.remove(&uplink.spec.name).is_some();
+        let mut changed = self.settings.remove(&uplink.spec.name).is_some() || self.of_device.is_some();
         self.limited.remove(&uplink.spec.name);
         let info = self.info(&uplink);
         self.replaced.forget(&uplink.process());
@@ -349,8 +349,9 @@ impl Supervisor {
         let uplink = self.uplink_named(name)?;
         let before = std::mem::replace(&mut uplink.spec.vlans, vlans);
         let (id, saved) = (uplink.config.id, uplink.saved);
-        let kept = if saved { self.save(None, None) } else { Ok(()) };
-        if let Err(e) = kept.and_then(|()| self.keep_wire()) {
+        if (saved || self.of_device.is_some())
+            && let Err(e) = self.save(None, None)
+        {
             self.uplink_named(name)?.spec.vlans = before;
             return Err(e);
         }

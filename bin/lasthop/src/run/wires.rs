@@ -1,7 +1,8 @@
 //! Wires of devices (`--device NAME,wire=INTERFACE`): each is an uplink of the device's `lasthop run`, which has it on its command line. Here is said
 //! beforehand what that could not use: a device that does not begin is started several times, and says it as often.
 //!
-//! The device's own `lasthop run` remembers in its run directory which VLANs its wire was told to carry, until the host's starts it for the first time again.
+//! The device's own `lasthop run` remembers in its `ports.json` what was on its command line, and which VLANs its wire carries: when it is started again, that holds. When the
+//! host's starts it for the first time, the command line does.
 
 use super::RunError::{self, Failed, Usage};
 use super::args::{RunArgs, WIRE};
@@ -12,17 +13,12 @@ use super::store::{Saved, SavedUplink, Store};
 use super::supervisor::Supervisor;
 use super::uplink::Claim;
 use lasthop_policy::Vlans;
+use lasthop_types::PortId;
 use lasthop_uplink_ipc::UplinkDriver;
-use std::fs;
-use std::io;
-use std::path::{Path, PathBuf};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::time::{Duration, Instant};
 use tracing::warn;
-
-/// The file of a wire's VLANs, in the device's run directory.
-const VLANS_FILE: &str = "wire.vlans";
-/// What is in it if the wire carries all.
-const ALL: &str = "all";
 
 /// How long another lasthop that is ending may have the interface: as long as its directory.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -113,37 +109,17 @@ fn claim(interface: &str) -> Result<(), String> {
 pub struct OfDevice {
     /// The interface that is its wire, if it has one.
     wire: Option<String>,
-    vlans: PathBuf,
+    /// Ports and uplinks of its command line.
+    given: BTreeSet<String>,
 }
 
 impl OfDevice {
     pub fn new(args: &RunArgs) -> Option<Self> {
         let wire = args.uplinks.first().map(|uplink| uplink.spec.device.clone());
-        args.device_rules.map(|_| Self { wire, vlans: args.run_dir.join(VLANS_FILE) })
+        let uplinks = args.uplinks.iter().map(|uplink| &uplink.spec.name);
+        let given = args.ports.iter().map(|port| &port.name).chain(uplinks).cloned().collect();
+        args.device_rules.map(|_| Self { wire, given })
     }
-
-    /// That the wire carries what it was told to before this device was started again.
-    pub fn remind(args: &RunArgs, uplinks: &mut [SavedUplink]) {
-        let (Some(Self { vlans: file, .. }), [wire, ..]) = (Self::new(args).filter(|_| args.device_again), uplinks)
-        else {
-            return;
-        };
-        match read_vlans(&file) {
-            Ok(vlans) => wire.vlans = vlans,
-            Err(e) => warn!("{}: {e}; the wire carries what its option says", file.display()),
-        }
-    }
-
-    fn remember(&self, wire: &SavedUplink) -> io::Result<()> {
-        let new = self.vlans.with_extension("new");
-        fs::write(&new, wire.vlans.as_ref().map_or_else(|| ALL.into(), ToString::to_string))?;
-        fs::rename(new, &self.vlans)
-    }
-}
-
-fn read_vlans(file: &Path) -> Result<Option<Vlans>, String> {
-    let text = fs::read_to_string(file).map_err(|e| e.to_string())?;
-    (text != ALL).then(|| text.parse::<Vlans>()).transpose().map_err(|e| e.to_string())
 }
 
 impl Supervisor {
@@ -165,10 +141,13 @@ impl Supervisor {
         }
     }
 
-    /// What a device's wire carries now is to hold when the device is started again.
-    pub(super) fn keep_wire(&self) -> Result<(), String> {
-        let Some(device) = self.of_device.as_ref().filter(|device| device.wire.is_some()) else { return Ok(()) };
-        let Some(wire) = self.uplinks.values().find(|uplink| uplink.spec.name == WIRE) else { return Ok(()) };
-        device.remember(&wire.spec).map_err(|e| format!("{}: {e}; nothing was changed", device.vlans.display()))
+    /// Of a device: what is there of its command line, by name, with the VLANs that it carries.
+    pub(super) fn given_of_device(&self, except: Option<PortId>) -> BTreeMap<String, Option<Vlans>> {
+        let Some(device) = &self.of_device else { return BTreeMap::new() };
+        let ports = self.ports.values().map(|port| (&port.config, None));
+        let uplinks = self.uplinks.values().filter(|uplink| !uplink.is_leaving());
+        let all = ports.chain(uplinks.map(|uplink| (&uplink.config, uplink.spec.vlans.as_ref())));
+        let given = all.filter(|(config, _)| Some(config.id) != except && device.given.contains(&config.name));
+        given.map(|(config, vlans)| (config.name.clone(), vlans.cloned())).collect()
     }
 }

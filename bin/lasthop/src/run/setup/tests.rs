@@ -74,8 +74,14 @@ fn a_directory_is_locked_once() {
 fn what_was_told_at_run_time_wins_in_a_device_that_is_started_again() {
     let settings = |text: &str| PortSettings::try_from(text.to_owned()).unwrap();
     let given = ["a", "b", "c"].map(|name| (name.to_owned(), vec![("rate-to".to_owned(), "10M".to_owned())]));
-    let saved = || [("a".to_owned(), settings("rate-to=20M")), ("b".to_owned(), settings(""))].into();
-    let of = |again| with_given(saved(), &given, again).into_values().map(|set| set.to_string()).collect::<Vec<_>>();
-    assert_eq!(of(false), ["rate-to=10M"; 3]);
-    assert_eq!(of(true), ["rate-to=20M", "", "rate-to=10M"]);
+    let saved = || [("a".to_owned(), settings("rate-to=20M"))].into();
+    let of = |recalled: &[&str]| {
+        let recalled = recalled.iter().map(ToString::to_string).collect();
+        with_given(saved(), &given, &recalled)
+            .into_iter()
+            .map(|(name, set)| format!("{name} {set}"))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(of(&[]), ["a rate-to=10M", "b rate-to=10M", "c rate-to=10M"]);
+    assert_eq!(of(&["a", "b"]), ["a rate-to=20M", "c rate-to=10M"], "b was told nothing any more");
 }
