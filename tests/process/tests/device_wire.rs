@@ -376,6 +376,21 @@ fn devices_send_no_probes_where_their_host_must_not() {
     assert!(asks.stop() && silent.stop(), "all processes end");
 }
 
+/// Its VMs would have no network otherwise.
+#[test]
+fn a_device_starts_where_nothing_can_be_remembered() {
+    let mut site = Site::new("nic0,wire=v0:af_packet");
+    let in_the_way = site.lasthop.state_file("devices/nic0/ports.json.new");
+    std::fs::create_dir(&in_the_way).unwrap();
+    site.run_is_killed();
+    site.wire_is("up");
+    site.is_reached();
+    let log = site.lasthop.log();
+    assert!(log.contains("is forgotten when it is started again"), "{log}");
+    std::fs::remove_dir(in_the_way).unwrap();
+    site.end();
+}
+
 /// What the device remembers of the wire's name or interface would keep it from starting.
 #[test]
 fn nothing_that_is_remembered_is_in_the_way_of_a_wire() {
@@ -412,7 +427,7 @@ fn nothing_that_is_remembered_is_in_the_way_of_a_wire() {
     site.is_reached();
     let log = site.lasthop.log();
     assert!(log.contains("remembered uplink net of v0 is left out"), "{log}");
-    assert!(log.contains("remembered port wire of ") && log.contains(" is left out: that is the name"), "{log}");
+    assert!(log.contains("remembered port wire of ") && log.contains(" is forgotten: that is the name"), "{log}");
     let Site { lasthop, netns, dir, .. } = site;
     assert!(lasthop.stop(), "all processes end");
     drop(dir);

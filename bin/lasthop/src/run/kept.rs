@@ -3,18 +3,25 @@
 use super::setup::Unsaved;
 use super::supervisor::Supervisor;
 use lasthop_management_ipc::{LISTS_PART, SupervisorToControl};
+use tracing::warn;
 
 impl Supervisor {
     /// What the file of `--config` says is remembered, and what was overruled is not any more.
     pub(super) fn keep_given(&mut self) -> Result<(), String> {
-        let Unsaved { ports, lists, engines } = std::mem::take(&mut self.unsaved);
+        let Unsaved { ports, lists, engines, device } = std::mem::take(&mut self.unsaved);
         if engines {
             self.store.save_engines(&self.engines)?;
         }
         if lists {
             self.store.save_lists(&self.lists)?;
         }
-        if ports { self.save(None, None) } else { Ok(()) }
+        if ports {
+            self.save(None, None)?;
+        } else if device && let Err(why) = self.save(None, None) {
+            // Its VMs would have no network for it.
+            warn!("{why}; what ports and the wire of this device are told is forgotten when it is started again");
+        }
+        Ok(())
     }
 
     pub(super) fn keep_lists(&mut self) -> Result<(), String> {

@@ -115,12 +115,14 @@ pub struct Setup {
 /// What the file of `--config`, or the command line, has made other than it is remembered.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Unsaved {
-    /// Mirrors, or of a device what is on its command line: when it is started again, what that was told since wins.
+    /// Mirrors.
     pub ports: bool,
     /// Access lists.
     pub lists: bool,
     /// Engines.
     pub engines: bool,
+    /// Of a device what is on its command line: when it is started again, what that was told since wins.
+    pub device: bool,
 }
 
 impl Setup {
@@ -188,9 +190,10 @@ impl Setup {
             also_saved,
             lists,
             unsaved: Unsaved {
-                ports: other_mirrors || args.device_rules.is_some(),
+                ports: other_mirrors,
                 lists: other_lists,
                 engines: other_engines,
+                device: args.device_rules.is_some(),
             },
             locks: [run_lock, state_lock],
         })

@@ -81,10 +81,13 @@ pub fn leave_out(saved: &mut Saved, given: &[SavedUplink]) {
     for wire in given {
         for other in saved.uplinks.extract_if(.., |other| is_in_the_way(wire, other)) {
             let (kind, name, interface) = (other.kind(), other.name, other.device);
-            warn!("remembered {kind} {name} of {interface} is left out: {} is this device's wire", wire.device);
+            warn!("remembered {kind} {name} of {interface} is forgotten: {} is this device's wire", wire.device);
         }
         for port in saved.ports.extract_if(.., |port| port.name == wire.name) {
-            warn!("remembered port {} of {} is left out: that is the name of this device's wire", port.name, port.path);
+            warn!(
+                "remembered port {} of {} is forgotten: that is the name of this device's wire",
+                port.name, port.path
+            );
         }
     }
 }
