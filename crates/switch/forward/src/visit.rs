@@ -49,9 +49,11 @@ pub(crate) fn visit<R>(
     let result = fill(&mut target, begun_ns);
     port.gets.charge(target.packets, target.bytes, begun_ns);
     let shown = target.packets as u32;
+    // Segments of a packet that did not arrive whole are no packet.
+    let wrote = shown > 0 || target.work() > 0;
     let (call, broken) = target.finish();
     drop(target);
-    if shown > 0 {
+    if wrote {
         queue.counters.busy_ns.add(datapath.now_ns().saturating_sub(begun_ns));
     }
     if call && port.interrupts_now(queue, shown.max(1)) {

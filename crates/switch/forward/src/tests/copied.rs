@@ -73,6 +73,21 @@ fn a_guest_without_buffers_has_nothing_copied_to_it() {
     assert_eq!(copied_ns(&b), before, "it was visited in vain");
 }
 
+/// Those that came before its buffers ended are written to it, though the packet counts as dropped.
+#[test]
+fn segments_of_a_packet_that_does_not_arrive_whole_count() {
+    let (datapath, mut forwarder) = switch();
+    let mut a = Guest::new(&datapath, 1, NetConfig { tx_buffer: 20_000, ..NetConfig::default() }, 0);
+    let b = Guest::new(&datapath, 2, NetConfig { size: 4, ..NetConfig::default() }, 0);
+    datapath.flows().insert(known(1, 2), 0).unwrap();
+    let whole = Frame::new(1, 2).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).tcp(5, 6).payload([7; 10_000]).partial_checksum();
+    a.send(whole.vnet(VnetHdr::GSO_TCPV4, 1000), &whole.build());
+    forwarder.carry(&a.port, 1, 0);
+    let got = b.port.totals().1;
+    assert!(got.segments > 0 && got.packets == 0 && got.dropped() == 1, "{got:?}");
+    assert!(copied_ns(&b) > 0);
+}
+
 #[test]
 fn packets_that_control_lets_go_on_count_as_well() {
     let (datapath, mut forwarder) = switch();
