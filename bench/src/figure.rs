@@ -120,7 +120,7 @@ pub const BY_QUEUES: [Figure; 5] = [
     Figure { name: "there and back", unit: "Mpps", more_is_better: true },
     Figure { name: "bytes", unit: "Gbit/s", more_is_better: true },
     Figure { name: "cost", unit: "ns/packet", more_is_better: false },
-    Figure { name: "of it the driver domain", unit: "ns/packet", more_is_better: false },
+    Figure { name: "of it lasthop-uplink", unit: "ns/packet", more_is_better: false },
     Figure { name: "by own queues", unit: "%", more_is_better: true },
 ];
 /// Guests of our own that grant their pages.

@@ -123,7 +123,7 @@ pub enum Yields {
     Flows,
     /// Packets and bytes, processor time of each packet, and how much was granted for it.
     Granted,
-    /// Packets and bytes through an uplink, processor time of each packet, all and the driver domain's, and how many came by guests' own queues.
+    /// Packets and bytes through an uplink, processor time of each packet, all and lasthop-uplink's, and how many came by guests' own queues.
     Queues,
 }
 
@@ -425,7 +425,7 @@ fn own_percent(before: [u64; 2], after: [u64; 2]) -> f64 {
     100.0 * own / (shared + own).max(1.0)
 }
 
-/// Where there is no process for the uplink alone, a switch that polls in a driver domain is all of it.
+/// `uplink_ns`: of a process for the uplink alone, if there is one.
 fn through_queues(
     report: &Report,
     spent: Spent,
@@ -436,8 +436,8 @@ fn through_queues(
 ) -> Vec<Option<f64>> {
     let packets = factor * report.received as f64;
     let cost = if polls { spent.busy_ns } else { spent.cpu_ns } / packets;
-    let domain = uplink_ns.map(|ns| ns / packets).or(polls.then_some(cost));
-    vec![Some(report.mpps), Some(report.gbit_per_second), Some(cost), domain, own]
+    let uplink = uplink_ns.map(|ns| ns / packets);
+    vec![Some(report.mpps), Some(report.gbit_per_second), Some(cost), uplink, own]
 }
 
 /// `told_ns` of the processor time went to messages of the front-ends.
@@ -538,7 +538,7 @@ mod tests {
         let ours = through_queues(&report, spent, 2.0, false, Some(300.0), Some(99.0));
         assert_eq!(ours, [1.0, 2.0, 10.0, 3.0, 99.0].map(Some));
         let bridge = through_queues(&report, spent, 2.0, true, None, None);
-        assert_eq!(bridge[2..], [Some(4.0), Some(4.0), None], "all of it is the driver domain");
+        assert_eq!(bridge[2..], [Some(4.0), None, None], "it has no process for the uplink alone");
     }
 
     #[test]

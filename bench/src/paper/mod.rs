@@ -283,7 +283,7 @@ mod tests {
         let text = render(&r).unwrap();
         let of = |what: &str| text.lines().find(|l| l.contains(what)).unwrap_or_else(|| panic!("{text}")).to_owned();
         assert!(of("an own queue against a shared one, cost").ends_with(" 1.50 |"), "{text}");
-        assert!(of("an own queue against a shared one, driver domain").ends_with(" 1.25 |"), "{text}");
+        assert!(of("an own queue against a shared one, lasthop-uplink alone").ends_with(" 1.25 |"), "{text}");
         assert!(of("an own queue against testpmd, TAP and Linux bridge, cost").ends_with(" 0.20 |"), "{text}");
         let (_, curve) = text.split_once("queues-3.5: ").unwrap();
         let line = curve.lines().find(|l| l.starts_with("| lasthop  ")).unwrap();
