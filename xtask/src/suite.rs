@@ -42,6 +42,7 @@ const LONG: &[(&str, &[&str])] = &[
             "queue_flood",
             "shares",
             "systemd",
+            "upgrade_hundred",
         ],
     ),
     (VM_TESTS, &[]),
