@@ -3,13 +3,13 @@
 use super::args::{PortArg, RunArgs};
 use super::devices::{cable_ports, own_ports};
 use super::engines::Engines;
-use super::store::{Saved, SavedPort, SavedUplink, Store};
-use super::wires::leave_out;
+use super::store::{Saved, SavedGiven, SavedPort, SavedUplink, Store};
+use super::wires::{forget_in_the_way, options};
 use super::{RunError, RunError::Failed, RunError::Usage};
 use crate::declared::{Declared, DeclaredEngines, in_book, in_mirrors};
 use lasthop_management_ipc::Settings;
 use lasthop_sys::CpuList;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// All of them.
 #[derive(Debug)]
@@ -22,6 +22,8 @@ pub struct Given {
     of_uplinks: Vec<(String, Settings)>,
     /// Of a device that is started again.
     again: bool,
+    /// What is made of options of the command line, by name.
+    options: BTreeMap<String, u64>,
     /// What the file says; nothing without one.
     file: Declared,
 }
@@ -41,6 +43,7 @@ impl Given {
         }
         Ok(Self {
             again: args.device_again,
+            options: options(args),
             uplinks: args.uplinks.iter().map(|uplink| &uplink.spec).chain(&file.uplinks).cloned().collect(),
             ports: own_ports(&args.ports).chain(&file.ports).cloned().chain(cable_ports(args)).collect(),
             of_uplinks: args.uplinks.iter().map(|uplink| (uplink.spec.name.clone(), uplink.settings.clone())).collect(),
@@ -74,7 +77,7 @@ impl Given {
         saved.ports.retain(|port| !in_file.contains(&*port.name) || ports.contains(port));
         saved.uplinks.retain(|uplink| !in_file.contains(&*uplink.name) || devices.contains(uplink));
         if self.again {
-            leave_out(saved, devices);
+            forget_in_the_way(saved, devices);
         }
     }
 
@@ -84,12 +87,15 @@ impl Given {
         if !self.again {
             return BTreeSet::new();
         }
+        // One whose start could not be saved finds what is of an earlier one, whose options may have been others.
+        let same = |(name, of): &(&String, &SavedGiven)| self.options.get(*name) == Some(&of.option);
+        let given: BTreeMap<_, _> = saved.given.iter().filter(same).collect();
         for uplink in uplinks {
-            if let Some(vlans) = saved.given.get(&uplink.name) {
-                uplink.vlans.clone_from(vlans);
+            if let Some(of) = given.get(&uplink.name) {
+                uplink.vlans.clone_from(&of.vlans);
             }
         }
-        saved.given.keys().cloned().collect()
+        given.into_keys().cloned().collect()
     }
 
     /// What ports and uplinks are told, by name.

@@ -8,18 +8,21 @@ use tracing::warn;
 impl Supervisor {
     /// What the file of `--config` says is remembered, and what was overruled is not any more.
     pub(super) fn keep_given(&mut self) -> Result<(), String> {
-        let Unsaved { ports, lists, engines, device } = std::mem::take(&mut self.unsaved);
-        if engines {
-            self.store.save_engines(&self.engines)?;
+        let Unsaved { mirrors, lists, engines, device } = std::mem::take(&mut self.unsaved);
+        if engines && let Err(why) = self.store.save_engines(&self.engines) {
+            if !device {
+                return Err(why);
+            }
+            warn!("{why}; which engines this device has is what its command line says when it is started again");
         }
         if lists {
             self.store.save_lists(&self.lists)?;
         }
-        if ports {
+        if mirrors {
             self.save(None, None)?;
         } else if device && let Err(why) = self.save(None, None) {
             // Its VMs would have no network for it.
-            warn!("{why}; what ports and the wire of this device are told is forgotten when it is started again");
+            warn!("{why}; what ports and the wire of this device are told may not hold when it is started again");
         }
         Ok(())
     }

@@ -116,13 +116,20 @@ pub struct Setup {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Unsaved {
     /// Mirrors.
-    pub ports: bool,
+    pub mirrors: bool,
     /// Access lists.
     pub lists: bool,
     /// Engines.
     pub engines: bool,
     /// Of a device what is on its command line: when it is started again, what that was told since wins.
     pub device: bool,
+}
+
+impl Unsaved {
+    /// Which are other ones than are remembered.
+    fn others(mirrors: bool, lists: bool, engines: bool) -> Self {
+        Self { mirrors, lists, engines, device: false }
+    }
 }
 
 impl Setup {
@@ -190,10 +197,8 @@ impl Setup {
             also_saved,
             lists,
             unsaved: Unsaved {
-                ports: other_mirrors,
-                lists: other_lists,
-                engines: other_engines,
                 device: args.device_rules.is_some(),
+                ..Unsaved::others(other_mirrors, other_lists, other_engines)
             },
             locks: [run_lock, state_lock],
         })

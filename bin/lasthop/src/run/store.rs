@@ -92,8 +92,19 @@ pub struct Saved {
     pub settings: BTreeMap<String, PortSettings>,
     /// Mirrors, by name.
     pub mirrors: Vec<Mirror>,
-    /// Of a device: the ports and uplinks that are there and on its command line, by name, with the VLANs that each carries; none given: all.
-    pub given: BTreeMap<String, Option<Vlans>>,
+    /// Of a device: the ports and uplinks that are there and on its command line, by name.
+    pub given: BTreeMap<String, SavedGiven>,
+}
+
+/// A port or uplink of a device's command line.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SavedGiven {
+    /// Made of what its option said. Where that says something else now, or what it said could not be saved, it is not of this.
+    pub option: u64,
+    /// The VLANs that it carries; none: all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vlans: Option<Vlans>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -110,7 +121,7 @@ struct Document {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     mirrors: Vec<Mirror>,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    given: BTreeMap<String, Option<Vlans>>,
+    given: BTreeMap<String, SavedGiven>,
 }
 
 /// The files.
@@ -139,7 +150,7 @@ pub struct Again {
 }
 
 /// Tells what is in a file from anything else that somebody may write into it.
-fn content(parts: &[&[u8]]) -> u64 {
+pub(super) fn content(parts: &[&[u8]]) -> u64 {
     let mut hasher = DefaultHasher::new();
     hasher.write(&parts.concat());
     hasher.finish()
@@ -419,7 +430,8 @@ mod tests {
         let (name, from) = ("tap".into(), vec!["vm1".into(), "not.there".into()]);
         let mirrors =
             vec![Mirror { name, from, to: "vm2".into(), direction: Mirrored::FromGuest, sample: 100, labelled: false }];
-        let given = [("wire".to_owned(), Some("untagged:10".parse().unwrap())), ("vm3".to_owned(), None)].into();
+        let given = |vlans: Option<&str>| SavedGiven { option: u64::MAX, vlans: vlans.map(|v| v.parse().unwrap()) };
+        let given = [("wire".to_owned(), given(Some("untagged:10"))), ("vm3".to_owned(), given(None))].into();
         let saved = Saved { ports, uplinks, taps, settings, mirrors, given };
         store.save(saved.clone()).unwrap();
         assert_eq!(store.load().unwrap(), saved);

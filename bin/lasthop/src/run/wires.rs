@@ -1,7 +1,7 @@
 //! Wires of devices (`--device NAME,wire=INTERFACE`): each is an uplink of the device's `lasthop run`, which has it on its command line. Here is said
 //! beforehand what that could not use: a device that does not begin is started several times, and says it as often.
 //!
-//! The device's own `lasthop run` remembers in its `ports.json` what was on its command line, and which VLANs its wire carries: when it is started again, that holds. When the
+//! The device's own `lasthop run` remembers in its `ports.json` what there is of its command line, and which VLANs its wire carries: when it is started again, that holds. When the
 //! host's starts it for the first time, the command line does.
 
 use super::RunError::{self, Failed, Usage};
@@ -9,13 +9,13 @@ use super::args::{RunArgs, WIRE};
 use super::devices::DEVICES_DIR;
 use super::open_vswitch::is_interface;
 use super::setup::is_same;
-use super::store::{Saved, SavedUplink, Store};
+use super::store::{Saved, SavedGiven, SavedUplink, Store, content};
 use super::supervisor::Supervisor;
 use super::uplink::Claim;
-use lasthop_policy::Vlans;
 use lasthop_types::PortId;
 use lasthop_uplink_ipc::UplinkDriver;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
+use std::fmt::Debug;
 use std::path::Path;
 use std::time::{Duration, Instant};
 use tracing::warn;
@@ -76,8 +76,8 @@ fn is_in_the_way(wire: &SavedUplink, saved: &SavedUplink) -> bool {
     (saved.name == wire.name || saved.device == wire.device) && !is_same(wire, saved)
 }
 
-/// In a device that is started again, what it remembers beside its wire is left out if it is in the way: it is to start.
-pub fn leave_out(saved: &mut Saved, given: &[SavedUplink]) {
+/// In a device that is started again, what it remembers beside its wire is forgotten if it is in the way: it is to start.
+pub fn forget_in_the_way(saved: &mut Saved, given: &[SavedUplink]) {
     for wire in given {
         for other in saved.uplinks.extract_if(.., |other| is_in_the_way(wire, other)) {
             let (kind, name, interface) = (other.kind(), other.name, other.device);
@@ -112,16 +112,21 @@ fn claim(interface: &str) -> Result<(), String> {
 pub struct OfDevice {
     /// The interface that is its wire, if it has one.
     wire: Option<String>,
-    /// Ports and uplinks of its command line.
-    given: BTreeSet<String>,
+    /// Ports and uplinks of its command line, and what is made of their options.
+    given: BTreeMap<String, u64>,
+}
+
+/// Of each port and uplink of the command line a number that is another one when its option says something else.
+pub fn options(args: &RunArgs) -> BTreeMap<String, u64> {
+    let of = |name: &String, option: &dyn Debug| (name.clone(), content(&[format!("{option:?}").as_bytes()]));
+    let ports = args.ports.iter().map(|port| of(&port.name, port));
+    ports.chain(args.uplinks.iter().map(|uplink| of(&uplink.spec.name, uplink))).collect()
 }
 
 impl OfDevice {
     pub fn new(args: &RunArgs) -> Option<Self> {
         let wire = args.uplinks.first().map(|uplink| uplink.spec.device.clone());
-        let uplinks = args.uplinks.iter().map(|uplink| &uplink.spec.name);
-        let given = args.ports.iter().map(|port| &port.name).chain(uplinks).cloned().collect();
-        args.device_rules.map(|_| Self { wire, given })
+        args.device_rules.map(|_| Self { wire, given: options(args) })
     }
 }
 
@@ -144,13 +149,17 @@ impl Supervisor {
         }
     }
 
-    /// Of a device: what is there of its command line, by name, with the VLANs that it carries.
-    pub(super) fn given_of_device(&self, except: Option<PortId>) -> BTreeMap<String, Option<Vlans>> {
+    /// Of a device: what is there of its command line, by name.
+    pub(super) fn given_of_device(&self, except: Option<PortId>) -> BTreeMap<String, SavedGiven> {
         let Some(device) = &self.of_device else { return BTreeMap::new() };
         let ports = self.ports.values().map(|port| (&port.config, None));
         let uplinks = self.uplinks.values().filter(|uplink| !uplink.is_leaving());
         let all = ports.chain(uplinks.map(|uplink| (&uplink.config, uplink.spec.vlans.as_ref())));
-        let given = all.filter(|(config, _)| Some(config.id) != except && device.given.contains(&config.name));
-        given.map(|(config, vlans)| (config.name.clone(), vlans.cloned())).collect()
+        all.filter(|(config, _)| Some(config.id) != except)
+            .filter_map(|(config, vlans)| {
+                let option = *device.given.get(&config.name)?;
+                Some((config.name.clone(), SavedGiven { option, vlans: vlans.cloned() }))
+            })
+            .collect()
     }
 }
