@@ -141,7 +141,7 @@ fn a_quarter(site: &Site) -> (f64, Pace) {
 }
 
 #[test]
-fn a_guest_takes_no_more_than_its_bound_and_its_neighbour_gets_the_rest() {
+fn a_guest_takes_no_more_than_its_bound() {
     let site = Site::new(&["--helpers", "none"]);
     site.flooded(site.guests(), || {
         let (most, before) = a_quarter(&site);
@@ -268,7 +268,7 @@ impl Received {
 
 /// A quota of a receiver. What its sender has for another one goes on at its pace, which is taken beside that of a sender that has nothing for either.
 #[test]
-fn copies_to_a_guest_take_no_more_than_its_bound_and_what_goes_to_others_is_not_less() {
+fn copies_to_a_guest_take_no_more_than_its_bound_and_others_get_three_quarters_at_least() {
     const NAMES: [&str; 5] = ["a", "b", "sink", "other", "third"];
     let dir = scratch();
     let lasthop = Lasthop::start_with(&NAMES.map(|name| Port::listen(name, dir.path())), &["--helpers", "none"]);

@@ -65,7 +65,9 @@ fn copies_to(facts: &Facts<'_>, port: &Port) -> Option<Finding> {
         )));
     }
     let lost = facts.drops(port, Way::To, "rate");
-    let held = held.filter(|_| lost.now > 0)?;
+    // Who has packets for this guest alone waits, and nothing is dropped: then it is known by what copies take.
+    let at_bound = bound.spent_ns.saturating_mul(4) >= bound.most_ns.saturating_mul(3);
+    let held = held.filter(|_| lost.now > 0 || at_bound)?;
     let what = "more is sent to its guest than may be copied in its part of a processor: what is more waits at who sends it, or is dropped as rate";
     Some(
         Finding::at(name, MAX_CPU_TO, what)
@@ -115,8 +117,13 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_that_gets_less_is_a_finding_while_something_is_dropped_for_that() {
-        let bound = CpuBound { spent_ns: 98_765_432, packets_per_second: Some(7000), ..CpuBound::default() };
+    fn a_guest_that_gets_less_is_a_finding_while_it_is_held_back() {
+        let bound = CpuBound {
+            most_ns: 200_000_000,
+            spent_ns: 98_765_432,
+            packets_per_second: Some(7000),
+            ..CpuBound::default()
+        };
         let site = |bound: &CpuBound, lost: u64| {
             let looks = [0, lost].map(|packets| {
                 let mut port = told(up("a"), &[(MAX_CPU_TO, "10")]);
@@ -136,6 +143,10 @@ mod tests {
         );
         assert!(finding.evidence[1].starts_with("held to 7000 packets a second, 5 "), "{}", finding.evidence[1]);
         assert_eq!(finding.command.as_deref(), Some("lasthop port set a --max-cpu-to none"));
+        // Its senders wait, and nothing is dropped.
+        let full = CpuBound { spent_ns: 190_000_000, ..bound.clone() };
+        let [finding] = &site(&full, 0)[..] else { panic!("one finding") };
+        assert_eq!(finding.kind, MAX_CPU_TO);
         let [finding] = &site(&CpuBound { missed_ms: Some(7300), ..bound }, 0)[..] else { panic!("one finding") };
         assert_eq!((finding.kind, &*finding.evidence[1]), (MISSED_TO, "not kept for 7 seconds"));
     }

@@ -5,7 +5,7 @@ pub mod law;
 
 use super::port_threads::Thread;
 use super::supervisor::Supervisor;
-use super::threads::EngineTimes;
+use super::threads::{EngineTimes, process_ns};
 use lasthop_ipc::RateLimit;
 use lasthop_management_ipc::{CpuBound, PortWork, SupervisorToControl};
 use lasthop_policy::{MAX_CPU, MAX_CPU_TO};
@@ -300,8 +300,9 @@ impl Supervisor {
             let time = |thread: Thread| Some((thread.number, thread.cpu_ns()?));
             self.look_at(Way::From, work, (thread.and_then(time), engines_ns), now);
         }
-        // Whoever copied worked for others as well: what the clock said is all that is known.
-        to.iter().for_each(|work| self.look_at(Way::To, work, (None, 0), now));
+        // Whoever copied worked for others as well: what the clock said counts, which goes on while a thread is interrupted, and no more than the whole switch took.
+        let switch = self.switch.pid().filter(|_| !to.is_empty()).map(|pid| (pid as i32, process_ns(pid)));
+        to.iter().for_each(|work| self.look_at(Way::To, work, (switch, 0), now));
         self.tell_cpu_bounds(now);
     }
 
@@ -411,6 +412,18 @@ mod tests {
             limit(9, 9),
             "it takes little"
         );
+    }
+
+    /// The clock goes on while others have the processor.
+    #[test]
+    fn copies_take_no_more_than_the_whole_switch() {
+        let (mut bounds, at) = (CpuBounds::default(), Instant::now());
+        bounds.copies.entry(PORT.0).or_default().percent = 10;
+        for (busy_ns, switch_ns, after) in [(0, 7, 0), (900_000_000, 50_000_007, 1)] {
+            let at = at + Duration::from_secs(after);
+            bounds.look(Way::To, &work(busy_ns, 1000 * after, 60_000 * after), (Some((9, switch_ns)), 0), at);
+        }
+        assert_eq!(bounds.told(at)[1][0].spent_ns, 50_000_000);
     }
 
     /// Its guest may send what it likes, and what is copied to it is known by the clock alone.

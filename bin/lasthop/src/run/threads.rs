@@ -85,7 +85,7 @@ impl EngineTimes {
 }
 
 /// Processor time, in nanoseconds, of a process with all its threads, those that have ended too; 0 if it has ended itself.
-fn process_ns(pid: u32) -> u64 {
+pub(super) fn process_ns(pid: u32) -> u64 {
     let clock = clock_getcpuclockid(Pid::from_raw(pid as i32));
     let time = clock.and_then(|clock| clock.now()).map_or(std::time::Duration::ZERO, Into::into);
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)

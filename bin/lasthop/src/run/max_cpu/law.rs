@@ -1,7 +1,7 @@
-//! How fast a guest may send so that its packets take no more processor time than they may: plain code over what was seen, with times handed in.
+//! How fast a guest may send, or get packets, so that these take no more processor time than they may: plain code over what was seen, with times handed in.
 //!
 //! What a packet costs differs by a factor of some sixty: a short one that meets its flow takes about 0.1 µs, one of 64 KiB 7 µs, one that meets no flow or goes to
-//! many ports more. So the rate is not one of packets or of bytes but of both together ([`units`]): then what a guest sends may change, and what that costs
+//! many ports more. So the rate is not one of packets or of bytes but of both together ([`units`]): then what a guest sends or gets may change, and what that costs
 //! changes little. What is left is found by looking: the rate follows from what was spent at the last one, so the law has to know neither the machine nor the
 //! guest, and a cost per packet that rises when packets are fewer, because there are fewer in a burst, is found in some more looks.
 
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 /// So many bytes cost what a packet costs beside its bytes: copying them takes 0.1 ns each, and all else 0.1 µs.
 pub const BYTES: u64 = 1024;
-/// Units a second that every guest may send, whatever they cost: 1000 short packets, or 8 Mbit/s of long ones.
+/// Units a second that every guest may send or get, whatever they cost: 1000 short packets, or 8 Mbit/s of long ones.
 pub const FLOOR: u64 = 1000;
 /// A rate is left alone that is right within this part: each one that is set begins with a burst.
 pub const DEAD: f64 = 0.05;
@@ -17,7 +17,7 @@ pub const DEAD: f64 = 0.05;
 const FAR: f64 = 1.25;
 /// A guest that is held to too little gets so many times that with the next look, at most.
 const MOST_RISE: f64 = 2.0;
-/// A guest that sends less than this part of its rate is not held back by it.
+/// A guest that sends, or gets, less than this part of its rate is not held back by it.
 const PART: f64 = 0.8;
 /// So many looks in a row at such a guest, and it is held to nothing.
 const CALM: u32 = 5;
@@ -40,7 +40,7 @@ pub struct Look {
     pub seconds: f64,
     /// Nanoseconds of processor time that were spent, a second.
     pub spent: f64,
-    /// What the guest has sent, in [`units`] a second.
+    /// What the guest has sent or got, in [`units`] a second.
     pub rate: f64,
 }
 
@@ -96,7 +96,7 @@ impl Law {
         if (1.0 - DEAD..=1.0 + DEAD).contains(&ratio) || ratio > 1.0 && !presses {
             return;
         }
-        // One that sends less than it may is to send less than it does.
+        // One that sends or gets less than it may is to have less than it does.
         let from = if presses { limit } else { limit.min(look.rate) };
         let step = if (1.0..=FAR).contains(&ratio) { ratio.sqrt() } else { ratio.min(MOST_RISE) };
         self.limit = Some((from * step).max(FLOOR as f64));
