@@ -8,7 +8,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::channel;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long `lasthop run` may take to say `ready`.
 const READY_LIMIT: Duration = Duration::from_secs(20);
@@ -327,7 +327,13 @@ impl Lasthop {
     pub fn stop(mut self) -> bool {
         let all = self.pids();
         let in_time = spawn::end(&mut self.run);
-        in_time && all.into_iter().all(|p| !proc::alive(p))
+        // The kernel ends those that are left when their parent has ended: a moment later.
+        let until = Instant::now() + Duration::from_secs(1);
+        let gone = || all.iter().all(|p| !proc::alive(*p));
+        while !gone() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        in_time && gone()
     }
 }
 
