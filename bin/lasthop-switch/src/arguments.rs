@@ -2,7 +2,7 @@
 
 use lasthop_ipc::{Channel, SupervisorToSwitch, SwitchSettings, SwitchToSupervisor};
 use lasthop_sys::hostview::HostView;
-use lasthop_sys::sandbox::Confinement;
+use lasthop_sys::sandbox::{Confinement, Handed};
 use lasthop_sys::{Prompter, inherited_fd, map_pulse};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
@@ -19,6 +19,8 @@ pub struct Arguments {
     pub view: Option<Result<HostView, Errno>>,
     /// Who gets helpers out of the idle class.
     pub prompter: Option<Prompter>,
+    /// What its sandbox is made of.
+    pub handed: Handed,
 }
 
 impl Arguments {
@@ -34,6 +36,7 @@ impl Arguments {
             journal: fd("--journal-fd")?,
             view: fd("--host-view-fd")?.map(HostView::map),
             prompter: fd("--boost-fd")?.map(Prompter::new),
+            handed: Handed { root: fd("--root-fd")?, rules: fd("--rules-fd")? },
             supervisor: Channel::new(fd("--supervisor-fd")?.ok_or("--supervisor-fd is missing")?),
         })
     }
@@ -52,10 +55,13 @@ impl Arguments {
 mod tests {
     use super::*;
 
+    const OPTIONS: [&str; 7] =
+        ["--supervisor-fd", "--journal-fd", "--host-view-fd", "--boost-fd", "--root-fd", "--rules-fd", "--pulse-fd"];
+
     /// A switch without its journal would deliver twice what it had under way, and nobody would know why.
     #[test]
     fn a_descriptor_that_is_not_there_is_no_option_that_was_left_out() {
-        for option in ["--supervisor-fd", "--journal-fd", "--host-view-fd", "--boost-fd", "--pulse-fd"] {
+        for option in OPTIONS {
             for number in [&["x".to_owned()][..], &["999999".to_owned()], &[]] {
                 let words = [&[option.to_owned()][..], number].concat();
                 assert_eq!(Arguments::take(&words).unwrap_err(), format!("{option}: no such descriptor"), "{number:?}");

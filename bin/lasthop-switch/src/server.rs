@@ -89,7 +89,7 @@ pub struct Server {
 impl Server {
     /// Starts the workers. `left_out`: of the sandbox.
     pub fn new(given: Arguments, told: SwitchSettings, left_out: Vec<String>) -> Result<Self, Failure> {
-        let Arguments { supervisor, journal, view, prompter } = given;
+        let Arguments { supervisor, journal, view, prompter, .. } = given;
         let (pace, overtaken) = told.patience_ms;
         let patience = Patience { pace: pace.into(), overtaken: overtaken.into(), ..PATIENCE_MS };
         let datapath = Arc::new(Datapath::new(told.max_flows, patience)?);

@@ -251,13 +251,15 @@ fn starts_its_children_says_ready_and_ends_cleanly() {
     let switch = lasthop.wait_pid("switch", "arguments");
     let line = lasthop.seen.last().unwrap().clone();
     assert!(
-        line.ends_with("arguments --supervisor-fd 3 --journal-fd 4 --host-view-fd 5 --boost-fd 6 --pulse-fd 7"),
+        line.ends_with(
+            "arguments --supervisor-fd 3 --journal-fd 4 --host-view-fd 5 --boost-fd 6 --root-fd 7 --rules-fd 8 --pulse-fd 9"
+        ),
         "{line}"
     );
     let status = std::fs::read_to_string(format!("/proc/{}/status", switch.as_raw_pid())).unwrap();
     assert!(status.contains("Cpus_allowed_list:\t0\n"), "{status}");
-    // 0 to 7, and one to list the directory with.
-    lasthop.wait(&["switch[", "descriptors [0, 1, 2, 3, 4, 5, 6, 7, 8]"]);
+    // 0 to 9, and one to list the directory with.
+    lasthop.wait(&["switch[", "descriptors [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10]"]);
     let line = lasthop.wait(&["switch[", "environment"]);
     assert!(line.ends_with("environment [\"LASTHOP_LOG_FORMAT\", \"RUST_LOG\"]"), "{line}");
     let settings = "SwitchSettings { helpers: [0], poll: [], hysteresis_us: (7, 9), not_idle: false, \

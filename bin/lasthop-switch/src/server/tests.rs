@@ -5,7 +5,8 @@ use lasthop_types::DropReason;
 
 fn server() -> (Server, OwnedFd) {
     let (ours, theirs) = Channel::<SwitchToSupervisor, SupervisorToSwitch>::pair().unwrap();
-    let given = Arguments { supervisor: Channel::new(theirs), journal: None, view: None, prompter: None };
+    let supervisor = Channel::new(theirs);
+    let given = Arguments { supervisor, journal: None, view: None, prompter: None, handed: Default::default() };
     let told = SwitchSettings {
         helpers: Vec::new(),
         poll: Vec::new(),

@@ -2,6 +2,7 @@
 
 mod handed;
 mod program;
+mod sandbox;
 mod second;
 
 use super::backoff::Backoff;
@@ -59,8 +60,8 @@ pub struct Child<S, R> {
     held: Option<OwnedFd>,
     arguments: Vec<String>,
     cpus: Option<CpuList>,
-    /// Its turns on a core, and its timers, are as short as the kernel lets them be.
-    short_turns: bool,
+    /// Its turns on a core, and its timers, are as short as the kernel lets them be, and what its sandbox is made of is made for it.
+    is_data_plane: bool,
     channel_token: u64,
     pid_token: u64,
     running: Option<Running<S, R>>,
@@ -150,7 +151,7 @@ impl<S: Serialize + 'static, R: DeserializeOwned + 'static> Child<S, R> {
             held: None,
             arguments,
             cpus,
-            short_turns: false,
+            is_data_plane: false,
             channel_token,
             pid_token,
             running: None,
@@ -169,7 +170,7 @@ impl<S: Serialize + 'static, R: DeserializeOwned + 'static> Child<S, R> {
     pub fn another(&self, path: PathBuf, (channel_token, pid_token): (u64, u64)) -> Self {
         let mut other = Self::new(&self.name, path, self.arguments.clone(), channel_token, pid_token);
         other.cpus.clone_from(&self.cpus);
-        (other.short_turns, other.limit, other.gives_up) = (self.short_turns, self.limit, self.gives_up);
+        (other.is_data_plane, other.limit, other.gives_up) = (self.is_data_plane, self.limit, self.gives_up);
         other.second = self.second;
         other
     }
@@ -206,9 +207,9 @@ impl<S: Serialize + 'static, R: DeserializeOwned + 'static> Child<S, R> {
         self
     }
 
-    /// Has it take short turns.
-    pub fn in_short_turns(mut self) -> Self {
-        self.short_turns = true;
+    /// Has it take short turns, and makes for it what its sandbox is made of: that is then no code of the program that maps guest memory.
+    pub fn into_data_plane(mut self) -> Self {
+        self.is_data_plane = true;
         self
     }
 
@@ -254,6 +255,10 @@ impl<S: Serialize + 'static, R: DeserializeOwned + 'static> Child<S, R> {
         let (file, program) = self.program_file();
         let mut command = Command::new(file);
         command.arg0(&self.path).args(&self.arguments);
+        if self.is_data_plane {
+            sandbox::hand(&mut command, &mut others);
+            take_short_turns_when_started(&mut command);
+        }
         let pulse = self.limit.map(|_| Pulse::new()).transpose()?;
         if let Some(pulse) = &pulse {
             command.args(["--pulse-fd".into(), (OTHER_FD + others.len() as i32).to_string()]);
@@ -269,12 +274,7 @@ impl<S: Serialize + 'static, R: DeserializeOwned + 'static> Child<S, R> {
         command.fd_mappings(mappings.collect()).map_err(io::Error::other)?;
         die_with_parent(&mut command);
         outlive_terminal(&mut command);
-        if let Some(cpus) = &self.cpus {
-            bind_when_started(&mut command, cpus);
-        }
-        if self.short_turns {
-            take_short_turns_when_started(&mut command);
-        }
+        self.cpus.iter().for_each(|cpus| bind_when_started(&mut command, cpus));
         let mut process = command.spawn().map_err(|e| self.explain(&e))?;
         let started = Instant::now();
         let watched = PidFd::of(&process).and_then(|pidfd| {

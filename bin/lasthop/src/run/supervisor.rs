@@ -260,7 +260,7 @@ impl Supervisor {
             signals,
             switch: Child::new(setup.switch.0, setup.switch.1, for_switch, SWITCH_CHANNEL, SWITCH_PID)
                 .bound_to(setup.engines.now.cpus.clone())
-                .in_short_turns()
+                .into_data_plane()
                 .with_second(setup.rules.and_then(|(_, walks)| walks.then_some("--walk-fd")))
                 .with_watchdog(setup.watchdog, Duration::ZERO),
             upgrade: None,

@@ -8,20 +8,21 @@
 //! What a process becomes is a [`Confinement`]. Whoever knows the programs makes it (`programs.rs`: the supervisor for the switch,
 //! which has no compiler of filters and reads no list of users; the other programs for themselves).
 
+#[cfg(any(test, feature = "programs"))]
 mod landlock;
 #[cfg(any(test, feature = "programs"))]
 mod programs;
 
 #[cfg(any(test, feature = "programs"))]
-pub use programs::{Program, limit};
+pub use landlock::nothing_by_name;
+#[cfg(any(test, feature = "programs"))]
+pub use programs::{Program, empty_directory, limit};
 
-use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::{chroot, fchdir, geteuid, getppid, parent_process_death_signal, set_parent_process_death_signal};
 use rustix::thread::{CapabilitySet, CapabilitySets, UnshareFlags};
 use serde::{Deserialize, Serialize};
-use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::os::fd::{AsRawFd, OwnedFd};
 
 /// One instruction of a system call filter, as the kernel wants it: `struct sock_filter`.
 pub type Instruction = (u16, u8, u8, u32);
@@ -69,10 +70,20 @@ pub struct Report {
     pub left_out: Vec<String>,
 }
 
+/// What a process needs for its sandbox and does not make itself: it is made by whoever starts it, or by itself where its program is not trusted
+/// with guest memory. What is not there is left out, and said.
+#[derive(Debug, Default)]
+pub struct Handed {
+    /// An [empty directory](empty_directory), for a process that is root: all that it sees of files from then on.
+    pub root: Option<OwnedFd>,
+    /// Rules of Landlock that allow [nothing by name](nothing_by_name).
+    pub rules: Option<OwnedFd>,
+}
+
 impl Confinement {
     /// Gives up the whole process's rights. Call it from the only thread, after everything that must be opened has
     /// been; threads started later inherit all of it. On an error the process may be half confined: end it.
-    pub fn enter(&self) -> Result<Report, SandboxError> {
+    pub fn enter(&self, handed: Handed) -> Result<Report, SandboxError> {
         let threads = std::fs::read_dir("/proc/self/task").map_or(1, |tasks| tasks.count());
         if threads > 1 {
             return Err(SandboxError::Threads(threads));
@@ -84,7 +95,7 @@ impl Confinement {
         let mut report = Report::default();
         if geteuid().is_root() {
             namespaces(&mut report);
-            note(&mut report, "empty root", empty_root());
+            note(&mut report, "empty root", handed.root.ok_or(Errno::NOENT).and_then(become_root));
             note(&mut report, "empty bounding set", empty_bounding_set());
             note(&mut report, "own user", become_user(self.user.0, self.user.1));
         } else {
@@ -102,7 +113,7 @@ impl Confinement {
         }
         rustix::thread::set_no_new_privs(true).map_err(SandboxError::NoNewPrivs)?;
         report.done.push("no new privileges");
-        note(&mut report, "nothing by name (Landlock)", landlock::reach_nothing_by_name());
+        note(&mut report, "nothing by name (Landlock)", handed.rules.ok_or(Errno::NOSYS).and_then(obey));
         self.filters.iter().try_for_each(|filter| install(filter)).map_err(SandboxError::Seccomp)?;
         report.done.push("system call filter");
         Ok(report)
@@ -136,27 +147,19 @@ fn namespaces(report: &mut Report) {
     }
 }
 
-/// Makes an empty directory that no longer has a name the root: nothing is in it and nothing can be made in it.
-fn empty_root() -> Result<(), Errno> {
-    let mut error = Errno::NOENT;
-    let name = format!("lasthop-empty-{}", std::process::id());
-    for parent in [PathBuf::from("/run"), std::env::temp_dir(), PathBuf::from("/dev/shm"), PathBuf::from("/")] {
-        match nameless_directory(&parent.join(&name)) {
-            Ok(directory) => {
-                fchdir(&directory)?;
-                return chroot(".");
-            }
-            Err(e) => error = e,
-        }
-    }
-    Err(error)
+/// The directory, which nobody can put anything into, is all that this process sees of files from now on.
+fn become_root(directory: OwnedFd) -> Result<(), Errno> {
+    fchdir(&directory)?;
+    chroot(".")
 }
 
-fn nameless_directory(path: &Path) -> Result<OwnedFd, Errno> {
-    rustix::fs::mkdir(path, Mode::empty())?;
-    let opened = rustix::fs::open(path, OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty());
-    rustix::fs::rmdir(path)?;
-    opened
+/// landlock_restrict_self(2); needs "no new privileges".
+fn obey(rules: OwnedFd) -> Result<(), Errno> {
+    // SAFETY: no memory is involved.
+    match unsafe { libc::syscall(libc::SYS_landlock_restrict_self, rules.as_raw_fd(), 0_u32) } {
+        0 => Ok(()),
+        _ => Err(crate::sched::last_errno()),
+    }
 }
 
 fn empty_bounding_set() -> Result<(), Errno> {

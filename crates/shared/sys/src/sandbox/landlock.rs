@@ -3,6 +3,7 @@
 
 use crate::sched::last_errno;
 use rustix::io::Errno;
+use std::os::fd::{FromRawFd, OwnedFd};
 
 /// `struct landlock_ruleset_attr`. A kernel takes a longer one than it knows as long as the rest is zero.
 #[repr(C)]
@@ -29,33 +30,22 @@ impl Attributes {
     }
 }
 
-/// From now on the calling thread, and those it starts, reach nothing by a name: no path, no TCP port, no abstract socket of others;
-/// and they send no signal to processes outside. Whatever of it the kernel's Landlock knows; `NOSYS` or `OPNOTSUPP` if it has none.
-/// What is open stays. "No new privileges" must be set.
-pub fn reach_nothing_by_name() -> Result<(), Errno> {
-    // SAFETY: no pointer that the kernel follows.
-    let version = unsafe {
-        libc::syscall(libc::SYS_landlock_create_ruleset, std::ptr::null::<Attributes>(), 0usize, ASK_VERSION)
+/// Rules by which nothing is reached by its name: no file is opened or made, no port bound or connected to, and from version 6 on no abstract socket and no
+/// signal outside. Who obeys them stays in them for good; any number of processes may. `NOSYS` or `OPNOTSUPP`: the kernel has no Landlock.
+pub fn nothing_by_name() -> Result<OwnedFd, Errno> {
+    let create = |attributes: *const Attributes, size: usize, flags: libc::c_uint| {
+        // SAFETY: the kernel reads `size` bytes of `attributes`, which live until the call returns, or none.
+        unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, attributes, size, flags) }
     };
+    let version = create(std::ptr::null(), 0, ASK_VERSION);
     if version < 1 {
         return Err(last_errno());
     }
     let attributes = Attributes::all(version);
-    // SAFETY: the kernel reads `attributes`, which lives until the call returns.
-    let rules = unsafe {
-        libc::syscall(libc::SYS_landlock_create_ruleset, &raw const attributes, size_of::<Attributes>(), 0u32)
-    };
-    let Ok(rules) = i32::try_from(rules) else { return Err(Errno::IO) };
-    if rules < 0 {
-        return Err(last_errno());
-    }
+    let rules = create(&raw const attributes, size_of::<Attributes>(), 0);
+    let rules = i32::try_from(rules).ok().filter(|rules| *rules >= 0).ok_or_else(last_errno)?;
     // SAFETY: the number was just given to us, and nobody else has it.
-    let rules = unsafe { <std::os::fd::OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(rules) };
-    // SAFETY: no memory is involved.
-    match unsafe { libc::syscall(libc::SYS_landlock_restrict_self, std::os::fd::AsRawFd::as_raw_fd(&rules), 0u32) } {
-        0 => Ok(()),
-        _ => Err(last_errno()),
-    }
+    Ok(unsafe { OwnedFd::from_raw_fd(rules) })
 }
 
 #[cfg(test)]
@@ -72,7 +62,7 @@ mod tests {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let confined = std::thread::spawn(move || {
             rustix::thread::set_no_new_privs(true).unwrap();
-            match reach_nothing_by_name() {
+            match nothing_by_name().and_then(super::super::obey) {
                 Err(Errno::NOSYS | Errno::OPNOTSUPP) => return println!("skipped: this kernel has no Landlock"),
                 other => other.unwrap(),
             }

@@ -2,13 +2,17 @@
 
 mod filter;
 
-use super::{Confinement, Report, SandboxError, note};
+use super::{Confinement, Handed, Report, SandboxError, note, nothing_by_name};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 use rustix::process::{
     DumpableBehavior, Pid, Resource, Rlimit, geteuid, getrlimit, prlimit, set_dumpable_behavior,
     set_parent_process_death_signal,
 };
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities, set_keep_capabilities, set_no_new_privs};
 use std::fmt;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
 
 /// A program that gives up its rights: who it becomes, and what it may call beside what every program may.
 #[derive(Clone, Copy, Debug)]
@@ -86,7 +90,9 @@ impl Program {
     pub fn enter_sandbox(self) -> Result<Report, SandboxError> {
         let mut limited = Report::default();
         limit(None, &mut limited);
-        let report = self.confinement(std::process::id())?.enter()?;
+        let confinement = self.confinement(std::process::id())?;
+        let root = geteuid().is_root().then(|| empty_directory().ok()).flatten();
+        let report = confinement.enter(Handed { root, rules: nothing_by_name().ok() })?;
         let left_out = [limited.left_out, report.left_out].concat();
         Ok(Report { user: report.user, done: [limited.done, report.done].concat(), left_out })
     }
@@ -103,7 +109,7 @@ impl Program {
         let confinement = self.confinement(std::process::id())?;
         super::warm_up();
         super::namespaces(&mut report);
-        note(&mut report, "empty root", super::empty_root());
+        note(&mut report, "empty root", empty_directory().and_then(super::become_root));
         note(&mut report, "empty bounding set", super::empty_bounding_set());
         set_keep_capabilities(true).map_err(SandboxError::Capabilities)?;
         note(&mut report, "own user", super::become_user(confinement.user.0, confinement.user.1));
@@ -117,11 +123,32 @@ impl Program {
         let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
         set_no_new_privs(true).map_err(SandboxError::NoNewPrivs)?;
         report.done.push("no new privileges");
-        note(&mut report, "nothing by name (Landlock)", super::landlock::reach_nothing_by_name());
+        note(&mut report, "nothing by name (Landlock)", nothing_by_name().and_then(super::obey));
         confinement.filters.iter().try_for_each(|filter| super::install(filter)).map_err(SandboxError::Seccomp)?;
         report.done.push("system call filter");
         Ok(report)
     }
+}
+
+/// An empty directory that no longer has a name: nothing is in it and nothing can be made in it, so that it can be the root of a process that is to
+/// see no file. Needs to be root, as the process that it becomes the root of.
+pub fn empty_directory() -> Result<OwnedFd, Errno> {
+    let mut error = Errno::NOENT;
+    let name = format!("lasthop-empty-{}", std::process::id());
+    for parent in [PathBuf::from("/run"), std::env::temp_dir(), PathBuf::from("/dev/shm"), PathBuf::from("/")] {
+        match nameless_directory(&parent.join(&name)) {
+            Ok(directory) => return Ok(directory),
+            Err(e) => error = e,
+        }
+    }
+    Err(error)
+}
+
+fn nameless_directory(path: &Path) -> Result<OwnedFd, Errno> {
+    rustix::fs::mkdir(path, Mode::empty())?;
+    let opened = rustix::fs::open(path, OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty());
+    rustix::fs::rmdir(path)?;
+    opened
 }
 
 /// The first step into the sandbox, which somebody else can take for a process that has not entered it yet: no core dumps, more
