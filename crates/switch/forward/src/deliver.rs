@@ -73,6 +73,8 @@ pub(crate) struct Target<'a> {
     /// Delivered so far.
     pub(crate) packets: u64,
     pub(crate) bytes: u64,
+    /// Packets of which some segments are delivered and there were no buffers for more, and bytes of those segments.
+    pub(crate) in_part: [u64; 2],
     /// Packets that might have waited have found no buffers.
     pub(crate) is_short: bool,
     /// Others that wait are to have buffers first.
@@ -147,6 +149,7 @@ impl<'a> Target<'a> {
             counters,
             packets: 0,
             bytes: 0,
+            in_part: [0; 2],
             is_short: false,
             out_of_turn: false,
             work: 0,
@@ -303,7 +306,11 @@ impl<'a> Target<'a> {
             };
             match self.reserve(segment.frame_len()) {
                 // Some are delivered: it must not begin again.
-                Err(Undelivered::NoBuffers) if i > 0 || !whole => return Err(DropReason::NoBuffers.into()),
+                Err(Undelivered::NoBuffers) if i > 0 => {
+                    self.in_part = [self.in_part[0] + 1, self.in_part[1] + segment.payload.start as u64];
+                    return Err(DropReason::NoBuffers.into());
+                }
+                Err(Undelivered::NoBuffers) if !whole => return Err(DropReason::NoBuffers.into()),
                 reserved => reserved?,
             }
             let payload = segment.payload.clone();

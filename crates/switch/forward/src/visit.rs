@@ -47,10 +47,10 @@ pub(crate) fn visit<R>(
         target.refuse();
     }
     let result = fill(&mut target, begun_ns);
-    port.gets.charge(target.packets, target.bytes, begun_ns);
-    let shown = target.packets as u32;
-    // Segments of a packet that did not arrive whole are no packet.
-    let wrote = shown > 0 || target.work() > 0;
+    // What was written of a packet that did not arrive whole was got, too, and its sender may send many like it.
+    let got = [target.packets + target.in_part[0], target.bytes + target.in_part[1]];
+    port.gets.charge(got[0], got[1], begun_ns);
+    let (shown, wrote) = (target.packets as u32, got[0] > 0);
     let (call, broken) = target.finish();
     drop(target);
     if wrote {

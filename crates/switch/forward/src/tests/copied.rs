@@ -88,6 +88,27 @@ fn segments_of_a_packet_that_does_not_arrive_whole_count() {
     assert!(copied_ns(&b) > 0);
 }
 
+/// They are of the receiver's rate: without that, packets that are never whole would go past it, and the receiver's bound of processor time would be
+/// made up for by its other senders.
+#[test]
+fn segments_of_a_packet_that_does_not_arrive_whole_are_charged_to_the_rate() {
+    let (datapath, mut forwarder) = switch();
+    let mut a = Guest::new(&datapath, 1, NetConfig { tx_buffer: 20_000, ..NetConfig::default() }, 0);
+    let b = Guest::new(&datapath, 2, NetConfig { size: 4, ..NetConfig::default() }, 0);
+    datapath.flows().insert(known(1, 2), 0).unwrap();
+    let whole = Frame::new(1, 2).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).tcp(5, 6).payload([7; 10_000]).partial_checksum();
+    b.port.gets.set(1000, 0, 0);
+    a.send(whole.vnet(VnetHdr::GSO_TCPV4, 1000), &whole.build());
+    forwarder.carry(&a.port, 1, datapath.now_ns());
+    let got = b.port.totals().1;
+    assert!(got.segments > 0 && got.packets == 0, "{got:?}");
+    let now_ns = datapath.now_ns();
+    let until_ns = b.port.gets.until(now_ns).expect("it has got something");
+    // A kilobyte a second, and a segment has one at least.
+    let owed = (until_ns - now_ns) as f64 / 1e9;
+    assert!((0.9..12.0).contains(&owed), "{owed} s for {} segments", got.segments);
+}
+
 #[test]
 fn packets_that_control_lets_go_on_count_as_well() {
     let (datapath, mut forwarder) = switch();
