@@ -269,7 +269,7 @@ fn refusal_beside(netns: &Netns, arguments: &[&str], prepare: impl FnOnce(&Path)
     said
 }
 
-/// What the wire was told holds when the device is started again, also that an option does not hold any more, and also by another program; and not once it was removed.
+/// What the wire was told holds when the device is started again, also that an option does not hold any more, and also by other programs, the host's and the device's; and not once it was removed.
 #[test]
 fn a_wire_is_as_it_was_told_when_the_device_is_started_again() {
     let mut site = Site::new("nic0,wire=v0:af_packet:vlans=untagged:7:rate-to=950M");
@@ -287,9 +287,11 @@ fn a_wire_is_as_it_was_told_when_the_device_is_started_again() {
         site.is_reached();
     }
     let told = site.told();
-    let one = release(site.dir.path(), "one");
+    let [one, two] = ["one", "two"].map(|name| release(site.dir.path(), name));
     site.set(&["upgrade", "--all", "--programs", one.to_str().unwrap()]);
     assert_eq!(site.told(), told);
+    let out = upgrade_run(&site.lasthop, &two);
+    assert!(out.status.success(), "{}\n{}", String::from_utf8_lossy(&out.stderr), site.lasthop.log());
     site.set(&["uplink", "set", "wire", "--vlans", "untagged:11"]);
     site.run_is_killed();
     site.wire_is("up");
@@ -391,18 +393,39 @@ fn a_device_starts_where_nothing_can_be_remembered() {
     site.end();
 }
 
-/// Options of a start that could not be saved hold, and not what was said in an earlier one.
+/// Options of a start that could not be saved hold, and not what was said in an earlier one, whether its options were others or the same.
 #[test]
-fn what_was_told_at_a_start_with_other_options_does_not_hold() {
-    let site = Site::new("nic0,wire=v0:af_packet");
+fn what_was_told_before_a_start_that_could_not_be_saved_does_not_hold() {
+    let mut site = Site::new("nic0,wire=v0:af_packet");
     let in_the_way = site.lasthop.state_file("devices/nic0/ports.json.new");
     std::fs::create_dir(&in_the_way).unwrap();
-    let mut site = site.starts_anew("nic0,wire=v0:af_packet:vlans=untagged:7");
-    assert_eq!(site.told().0, "untagged:7");
+    let option = "nic0,wire=v0:af_packet:vlans=untagged:7:rate-to=950M";
+    site = site.starts_anew(option);
+    let given = site.told();
+    assert_eq!(given.0, "untagged:7");
     site.run_is_killed();
     site.wire_is("up");
-    assert_eq!(site.told().0, "untagged:7");
+    assert_eq!(site.told(), given);
+    std::fs::remove_dir(&in_the_way).unwrap();
+    site.set(&["uplink", "set", "wire", "--vlans", "all"]);
+    site.set(&["port", "set", "wire", "--rate-to", "500M"]);
+    assert!(site.told().0 != given.0 && site.told().1 != given.1, "{:?}", site.told());
+    std::fs::create_dir(&in_the_way).unwrap();
+    site = site.starts_anew(option);
+    assert_eq!(site.told(), given);
+    site.run_is_killed();
+    site.wire_is("up");
+    assert_eq!(site.told(), given);
     site.is_reached();
+    let log = site.lasthop.log();
+    for says in [
+        "uplink wire was told vlans=all ",
+        ": vlans=untagged:7 ",
+        "port wire was told rate-to=500M ",
+        ": rate-to=950M ",
+    ] {
+        assert!(log.contains(says), "{says}: {log}");
+    }
     std::fs::remove_dir(in_the_way).unwrap();
     site.end();
 }

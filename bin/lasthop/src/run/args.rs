@@ -136,6 +136,9 @@ pub struct RunArgs {
     /// This is a device that has run before: an interface that is missing now is waited for
     #[arg(long, hide = true, requires = "device_rules")]
     pub device_again: bool,
+    /// This is a device of whose first start by the other lasthop this is the number: what it was told since holds when it is started again
+    #[arg(long, value_name = "N", hide = true, requires = "device_rules")]
+    pub device_start: Option<u32>,
     /// This is a device that would be behind such a bus
     #[arg(long, value_name = "BUS", hide = true, requires = "device_rules")]
     pub device_bus: Option<Bus>,

@@ -10,6 +10,7 @@ use super::backoff::Backoff;
 use super::cable::{Cable, CableState, FAR_PORT};
 use super::engines::allowed_cpus;
 use super::handover::{self, Fd, Giver, Moment, Taker};
+use super::probing::token;
 use super::setup::{check_cpus, find_program};
 use super::supervisor::Supervisor;
 use lasthop_log::{DEVICE_VARIABLE, FORMAT_VARIABLE, Format};
@@ -48,6 +49,8 @@ pub struct Device {
     name: String,
     program: PathBuf,
     arguments: Vec<OsString>,
+    /// Another one at each start that is a first one.
+    first_start: Option<u32>,
     running: Option<Running>,
     start_at: Instant,
     backoff: Backoff,
@@ -72,6 +75,9 @@ struct Running {
 #[derive(Debug, Serialize, Deserialize)]
 pub struct DeviceState {
     name: String,
+    /// None from a program that did not number first starts.
+    #[serde(default)]
+    first_start: Option<u32>,
     running: Option<(u32, [Fd; 2], bool)>,
     start_at: Moment,
     backoff: Backoff,
@@ -195,7 +201,20 @@ impl Device {
         let (name, start_at, cable) = (arg.name.clone(), Instant::now(), cable.transpose()?);
         let engines = arg.engines.clone().unwrap_or_default();
         let wire = arg.wire.as_ref().map(|(uplink, _)| uplink.device.clone());
-        Ok(Self { name, program, arguments, running: None, start_at, backoff, failed_starts: 0, cable, engines, wire })
+        let (first_start, running, failed_starts) = (None, None, 0);
+        Ok(Self {
+            name,
+            program,
+            arguments,
+            first_start,
+            running,
+            start_at,
+            backoff,
+            failed_starts,
+            cable,
+            engines,
+            wire,
+        })
     }
 
     pub fn name(&self) -> &str {
@@ -214,9 +233,12 @@ impl Device {
 
     /// `again`: it was ready before. What it can do without, for a while, it is to wait for.
     fn start(&mut self, epoll: &Epoll, token: u64, again: bool) -> io::Result<()> {
+        self.first_start = self.first_start.filter(|_| again);
+        let first = *self.first_start.get_or_insert_with(any_number);
         let mut command = Command::new(&self.program);
         command
             .args(&self.arguments)
+            .args(["--device-start", &first.to_string()])
             .args(again.then_some("--device-again"))
             .process_group(0)
             .stdin(Stdio::null())
@@ -254,6 +276,7 @@ impl Device {
         let running = self.running.as_ref();
         DeviceState {
             name: self.name.clone(),
+            first_start: self.first_start,
             running: running.map(|r| (r.process.id(), [giver.fd(&r.pidfd), giver.fd(&r.stdout)], r.ready)),
             start_at: giver.moment(self.start_at),
             backoff: self.backoff.clone(),
@@ -264,7 +287,7 @@ impl Device {
 
     fn resume(&mut self, state: DeviceState, epoll: &Epoll, token: u64, taker: &Taker) -> Result<(), String> {
         (self.start_at, self.backoff) = (taker.at(state.start_at), state.backoff);
-        self.failed_starts = state.failed_starts;
+        (self.first_start, self.failed_starts) = (state.first_start, state.failed_starts);
         if let (Some(cable), Some(state)) = (&mut self.cable, state.cable) {
             cable.resume(state, epoll, token + 2, taker);
         }
@@ -312,6 +335,12 @@ impl Device {
         // It has not been waited for, so the number is its own.
         let _ = pid.map(|pid| kill_process(pid, Signal::TERM));
     }
+}
+
+/// What nobody has had before, but by a rare chance.
+fn any_number() -> u32 {
+    let [a, b, c, d, ..] = token();
+    u32::from_ne_bytes([a, b, c, d])
 }
 
 impl Drop for Device {

@@ -4,12 +4,13 @@ use super::args::{PortArg, RunArgs};
 use super::devices::{cable_ports, own_ports};
 use super::engines::Engines;
 use super::store::{Saved, SavedGiven, SavedPort, SavedUplink, Store};
-use super::wires::{forget_in_the_way, options};
+use super::wires::forget_in_the_way;
 use super::{RunError, RunError::Failed, RunError::Usage};
 use crate::declared::{Declared, DeclaredEngines, in_book, in_mirrors};
 use lasthop_management_ipc::Settings;
 use lasthop_sys::CpuList;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
+use tracing::warn;
 
 /// All of them.
 #[derive(Debug)]
@@ -22,8 +23,8 @@ pub struct Given {
     of_uplinks: Vec<(String, Settings)>,
     /// Of a device that is started again.
     again: bool,
-    /// What is made of options of the command line, by name.
-    options: BTreeMap<String, u64>,
+    /// Of a device the number of its first start.
+    start: Option<u32>,
     /// What the file says; nothing without one.
     file: Declared,
 }
@@ -43,7 +44,7 @@ impl Given {
         }
         Ok(Self {
             again: args.device_again,
-            options: options(args),
+            start: args.device_start,
             uplinks: args.uplinks.iter().map(|uplink| &uplink.spec).chain(&file.uplinks).cloned().collect(),
             ports: own_ports(&args.ports).chain(&file.ports).cloned().chain(cable_ports(args)).collect(),
             of_uplinks: args.uplinks.iter().map(|uplink| (uplink.spec.name.clone(), uplink.settings.clone())).collect(),
@@ -82,20 +83,27 @@ impl Given {
     }
 
     /// In a device that is started again what its ports and its wire were told since its first start holds, and not what their options say: its uplinks carry the VLANs that
-    /// they did then. Names of those whose settings are remembered.
-    pub fn recalled(&self, saved: &Saved, uplinks: &mut [SavedUplink]) -> BTreeSet<String> {
+    /// they did then. Names of those whose settings are remembered; nothing at a first start.
+    pub fn recalled(&self, saved: &Saved, uplinks: &mut [SavedUplink]) -> Option<BTreeSet<String>> {
         if !self.again {
-            return BTreeSet::new();
+            return None;
         }
-        // One whose start could not be saved finds what is of an earlier one, whose options may have been others.
-        let same = |(name, of): &(&String, &SavedGiven)| self.options.get(*name) == Some(&of.option);
-        let given: BTreeMap<_, _> = saved.given.iter().filter(same).collect();
+        // One whose first start could not be saved finds what is of an earlier one.
+        let is_of_this = |of: &SavedGiven| self.start.is_some() && of.start == self.start;
         for uplink in uplinks {
-            if let Some(of) = given.get(&uplink.name) {
-                uplink.vlans.clone_from(&of.vlans);
+            match saved.given.get(&uplink.name) {
+                Some(of) if is_of_this(of) => uplink.vlans.clone_from(&of.vlans),
+                Some(of) if of.vlans != uplink.vlans => {
+                    let [told, holds] = [&of.vlans, &uplink.vlans].map(|vlans| match vlans {
+                        Some(vlans) => format!("vlans={vlans}"),
+                        None => "vlans=all".to_owned(),
+                    });
+                    does_not_hold(&format!("uplink {}", uplink.name), &told, &holds);
+                }
+                _ => {}
             }
         }
-        given.into_keys().cloned().collect()
+        Some(saved.given.iter().filter(|(_, of)| is_of_this(of)).map(|(name, _)| name.clone()).collect())
     }
 
     /// What ports and uplinks are told, by name.
@@ -120,5 +128,57 @@ impl Given {
         let lists = in_book(remembered.clone(), &self.file).map_err(Failed)?;
         let changes = lists != remembered;
         Ok((lists, changes))
+    }
+}
+
+/// Of a device that is started again: what was told at an earlier start, and what its option says.
+pub fn does_not_hold(what: &str, told: &str, holds: &str) {
+    let holds = if holds.is_empty() { "nothing" } else { holds };
+    warn!(
+        "{what} was told {told} before the host's lasthop run started this device for the first time, and that does not hold any more: {holds} does, as its option \
+         says; tell it again if it is to"
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        run: RunArgs,
+    }
+
+    /// The file of another release, as it lies on the disk.
+    const FILE: &str = r#"{"version":1,"ports":[],"settings":{"a":"rate-to=20M"},
+        "given":{"a":{"start":7},"wire":{"start":7,"vlans":"untagged:9"}}}"#;
+
+    /// The VLANs of the wire of a device that was started so and finds such a file, and whose settings are remembered.
+    fn recalled(file: &str, options: &str) -> (String, Option<BTreeSet<String>>) {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("ports.json"), file).unwrap();
+        let line = format!(
+            "run --device-rules 1024 {options} --port a=/a,rate-to=10M --uplink wire=v0,af_packet,vlans=untagged:7"
+        );
+        let given = Given::new(&Cli::try_parse_from(line.split_whitespace()).unwrap().run).unwrap();
+        let mut devices = given.devices();
+        let names = given.recalled(&Store::new(dir.path()).load().unwrap(), &mut devices);
+        (devices[0].vlans.as_ref().map_or("all".to_owned(), ToString::to_string), names)
+    }
+
+    #[test]
+    fn what_was_told_since_this_first_start_of_a_device_holds_and_nothing_of_before() {
+        let names = |names: &[&str]| Some(names.iter().map(ToString::to_string).collect());
+        let carries = |vlans: &str, told: &[&str]| (vlans.to_owned(), names(told));
+        assert_eq!(recalled(FILE, "--device-start 7 --device-again"), carries("untagged:9", &["a", "wire"]));
+        assert_eq!(recalled(FILE, "--device-start 8 --device-again"), carries("untagged:7", &[]));
+        assert_eq!(recalled(FILE, "--device-again"), carries("untagged:7", &[]));
+        assert_eq!(recalled(FILE, "--device-start 7"), ("untagged:7".to_owned(), None));
+        let one = FILE.replace(r#""a":{"start":7}"#, r#""a":{"start":6}"#);
+        assert_eq!(recalled(&one, "--device-start 7 --device-again"), carries("untagged:9", &["wire"]));
+        let all = FILE.replace(r#","vlans":"untagged:9""#, "");
+        assert_eq!(recalled(&all, "--device-start 7 --device-again"), carries("all", &["a", "wire"]));
     }
 }

@@ -3,7 +3,7 @@
 use super::args::{PortArg, RunArgs, check_uplink};
 use super::devices::{self, Device};
 use super::engines::{EnginesOfRun, allowed_cpus};
-use super::given::Given;
+use super::given::{Given, does_not_hold};
 use super::open_vswitch::{self, Decides, OpenVswitch, Told};
 use super::served::{Served, Serves};
 use super::settings_text::changed;
@@ -159,7 +159,7 @@ impl Setup {
         wires::check(args, devices.iter().chain(&saved_uplinks))?;
         let run_dir = std::path::absolute(&args.run_dir).unwrap_or_else(|_| args.run_dir.clone());
         let (api, read_api) = api_sockets(args, &run_dir)?;
-        let settings = with_given(settings, &given.settings(), &recalled);
+        let settings = with_given(settings, &given.settings(), recalled.as_ref());
         let told = Told { lists: &lists, mirrors: &mirrors, settings: &settings, ports: &ports };
         let mut ovs = OpenVswitch::wanted(is_ovs, &run_dir, &told, devices.iter().chain(&saved_uplinks))?;
         Ok(Self {
@@ -260,15 +260,21 @@ fn wait_for_the_one_before(socket: &Path) {
     }
 }
 
-/// What the command line tells ports is added to what is remembered, and wins; but for ports that were `recalled`, of which all is remembered.
+/// What the command line tells ports is added to what is remembered, and wins; but for ports that were `recalled`, of which all is remembered, where this is a device
+/// that is started again.
 fn with_given(
     mut settings: BTreeMap<String, PortSettings>,
     given: &[(String, Settings)],
-    recalled: &BTreeSet<String>,
+    recalled: Option<&BTreeSet<String>>,
 ) -> BTreeMap<String, PortSettings> {
-    for (name, told) in given.iter().filter(|(name, _)| !recalled.contains(name)) {
+    for (name, told) in given.iter().filter(|(name, _)| !recalled.is_some_and(|names| names.contains(name))) {
         // It was checked on its own: what it does not agree with is replaced.
         let both = changed(settings.get(name), told).or_else(|_| changed(None, told)).unwrap_or_default();
+        if recalled.is_some()
+            && let Some(before) = settings.get(name).filter(|before| **before != both)
+        {
+            does_not_hold(&format!("port {name}"), &before.to_string(), &both.to_string());
+        }
         if both.is_default() {
             settings.remove(name);
         } else {

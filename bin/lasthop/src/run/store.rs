@@ -100,8 +100,8 @@ pub struct Saved {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SavedGiven {
-    /// Made of what its option said. Where that says something else now, or what it said could not be saved, it is not of this.
-    pub option: u64,
+    /// The number of the device's first start since which it is there. What was told before another one does not hold.
+    pub start: Option<u32>,
     /// The VLANs that it carries; none: all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vlans: Option<Vlans>,
@@ -150,7 +150,7 @@ pub struct Again {
 }
 
 /// Tells what is in a file from anything else that somebody may write into it.
-pub(super) fn content(parts: &[&[u8]]) -> u64 {
+fn content(parts: &[&[u8]]) -> u64 {
     let mut hasher = DefaultHasher::new();
     hasher.write(&parts.concat());
     hasher.finish()
@@ -430,7 +430,8 @@ mod tests {
         let (name, from) = ("tap".into(), vec!["vm1".into(), "not.there".into()]);
         let mirrors =
             vec![Mirror { name, from, to: "vm2".into(), direction: Mirrored::FromGuest, sample: 100, labelled: false }];
-        let given = |vlans: Option<&str>| SavedGiven { option: u64::MAX, vlans: vlans.map(|v| v.parse().unwrap()) };
+        let given =
+            |vlans: Option<&str>| SavedGiven { start: Some(u32::MAX), vlans: vlans.map(|v| v.parse().unwrap()) };
         let given = [("wire".to_owned(), given(Some("untagged:10"))), ("vm3".to_owned(), given(None))].into();
         let saved = Saved { ports, uplinks, taps, settings, mirrors, given };
         store.save(saved.clone()).unwrap();

@@ -2,20 +2,21 @@
 //! beforehand what that could not use: a device that does not begin is started several times, and says it as often.
 //!
 //! The device's own `lasthop run` remembers in its `ports.json` what there is of its command line, and which VLANs its wire carries: when it is started again, that holds. When the
-//! host's starts it for the first time, the command line does.
+//! host's starts it for the first time, the command line does. Each such start has a number of its own, beside which it is remembered: one that could not be remembered
+//! finds what is of an earlier one.
 
 use super::RunError::{self, Failed, Usage};
 use super::args::{RunArgs, WIRE};
 use super::devices::DEVICES_DIR;
 use super::open_vswitch::is_interface;
 use super::setup::is_same;
-use super::store::{Saved, SavedGiven, SavedUplink, Store, content};
+use super::store::{Saved, SavedGiven, SavedUplink, Store};
 use super::supervisor::Supervisor;
 use super::uplink::Claim;
+use lasthop_policy::Vlans;
 use lasthop_types::PortId;
 use lasthop_uplink_ipc::UplinkDriver;
-use std::collections::BTreeMap;
-use std::fmt::Debug;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::{Duration, Instant};
 use tracing::warn;
@@ -112,21 +113,18 @@ fn claim(interface: &str) -> Result<(), String> {
 pub struct OfDevice {
     /// The interface that is its wire, if it has one.
     wire: Option<String>,
-    /// Ports and uplinks of its command line, and what is made of their options.
-    given: BTreeMap<String, u64>,
-}
-
-/// Of each port and uplink of the command line a number that is another one when its option says something else.
-pub fn options(args: &RunArgs) -> BTreeMap<String, u64> {
-    let of = |name: &String, option: &dyn Debug| (name.clone(), content(&[format!("{option:?}").as_bytes()]));
-    let ports = args.ports.iter().map(|port| of(&port.name, port));
-    ports.chain(args.uplinks.iter().map(|uplink| of(&uplink.spec.name, uplink))).collect()
+    /// Ports and uplinks of its command line.
+    given: BTreeSet<String>,
+    /// The number of its first start.
+    start: Option<u32>,
 }
 
 impl OfDevice {
     pub fn new(args: &RunArgs) -> Option<Self> {
         let wire = args.uplinks.first().map(|uplink| uplink.spec.device.clone());
-        args.device_rules.map(|_| Self { wire, given: options(args) })
+        let uplinks = args.uplinks.iter().map(|uplink| &uplink.spec.name);
+        let given = args.ports.iter().map(|port| &port.name).chain(uplinks).cloned().collect();
+        args.device_rules.map(|_| Self { wire, given, start: args.device_start })
     }
 }
 
@@ -155,11 +153,8 @@ impl Supervisor {
         let ports = self.ports.values().map(|port| (&port.config, None));
         let uplinks = self.uplinks.values().filter(|uplink| !uplink.is_leaving());
         let all = ports.chain(uplinks.map(|uplink| (&uplink.config, uplink.spec.vlans.as_ref())));
-        all.filter(|(config, _)| Some(config.id) != except)
-            .filter_map(|(config, vlans)| {
-                let option = *device.given.get(&config.name)?;
-                Some((config.name.clone(), SavedGiven { option, vlans: vlans.cloned() }))
-            })
-            .collect()
+        let given = all.filter(|(config, _)| Some(config.id) != except && device.given.contains(&config.name));
+        let saved = |vlans: Option<&Vlans>| SavedGiven { start: device.start, vlans: vlans.cloned() };
+        given.map(|(config, vlans)| (config.name.clone(), saved(vlans))).collect()
     }
 }

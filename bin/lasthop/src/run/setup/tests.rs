@@ -75,13 +75,14 @@ fn what_was_told_at_run_time_wins_in_a_device_that_is_started_again() {
     let settings = |text: &str| PortSettings::try_from(text.to_owned()).unwrap();
     let given = ["a", "b", "c"].map(|name| (name.to_owned(), vec![("rate-to".to_owned(), "10M".to_owned())]));
     let saved = || [("a".to_owned(), settings("rate-to=20M"))].into();
-    let of = |recalled: &[&str]| {
-        let recalled = recalled.iter().map(ToString::to_string).collect();
-        with_given(saved(), &given, &recalled)
+    let of = |recalled: Option<&[&str]>| {
+        let recalled = recalled.map(|names| names.iter().map(ToString::to_string).collect());
+        with_given(saved(), &given, recalled.as_ref())
             .into_iter()
             .map(|(name, set)| format!("{name} {set}"))
             .collect::<Vec<_>>()
     };
-    assert_eq!(of(&[]), ["a rate-to=10M", "b rate-to=10M", "c rate-to=10M"]);
-    assert_eq!(of(&["a", "b"]), ["a rate-to=20M", "c rate-to=10M"], "b was told nothing any more");
+    assert_eq!(of(None), of(Some(&[])));
+    assert_eq!(of(None), ["a rate-to=10M", "b rate-to=10M", "c rate-to=10M"]);
+    assert_eq!(of(Some(&["a", "b"])), ["a rate-to=20M", "c rate-to=10M"], "b was told nothing any more");
 }
