@@ -22,7 +22,7 @@ pub struct PortLimits {
     pub rates: [RateLimit; 3],
     /// Its share of a thread that looks after several ports' rings, and of a receiver that is short of buffers: beside those of all others.
     pub weight: u32,
-    /// The CPU on which its rings are polled, if cores poll, and that one does; else any that does.
+    /// The CPU on which its rings are polled, if cores poll, and that one does; else any that does. `POLLED_NOWHERE`: its own thread has them.
     pub poll_cpu: u16,
     /// Microseconds and packets that are gathered before its guest kicks in a stream, and before it is interrupted while it runs; 0: none.
     pub batches: [(u32, u16); 2],
@@ -33,7 +33,7 @@ pub struct PortLimits {
 /// How the switch moves packets, as `lasthop run` was told.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SwitchSettings {
-    /// Cores that get a helper.
+    /// Cores that get a helper; none of those that poll.
     pub helpers: Vec<usize>,
     /// Cores that do nothing but poll.
     pub poll: Vec<usize>,

@@ -32,6 +32,9 @@ pub fn polled_by(port: PortId, queue: u16) -> u64 {
     u64::from(port.0).wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(u64::from(queue) << 62)
 }
 
+/// In place of the CPU that polls a port's rings: none does, and its own thread looks after them.
+pub const POLLED_NOWHERE: u16 = u16::MAX - 1;
+
 /// Share of a port of which nothing is said: see `lasthop port set --weight`.
 pub const DEFAULT_WEIGHT: u32 = 100;
 

@@ -40,7 +40,7 @@ pub struct Port {
     pub floods: RateLimiter,
     /// Its share of a thread that looks after several ports' rings, beside theirs.
     pub weight: AtomicU32,
-    /// The CPU on which its rings are to be polled that are looked after from now on; if none polls there, any does.
+    /// The CPU on which its rings are to be polled that are looked after from now on; if none polls there, any does. `POLLED_NOWHERE`: its own thread has them.
     pub poll_cpu: AtomicU16,
     /// What is gathered before its guest kicks in a stream, and before it is interrupted: microseconds, and in the low 16 bits packets.
     pub batches: [AtomicU64; 2],

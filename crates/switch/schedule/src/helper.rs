@@ -13,7 +13,7 @@ use lasthop_forward::{CACHE_ENTRIES, Datapath, Forwarder, Port};
 use lasthop_lock::{Lock, WaitNotice};
 use lasthop_sys::hostview::{HostView, VmState};
 use lasthop_sys::{Beat, Epoll, bind_current_thread, current_thread, set_idle};
-use lasthop_types::{Level, PortId, fall_to, polled_by};
+use lasthop_types::{Level, POLLED_NOWHERE, PortId, fall_to, polled_by};
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -37,13 +37,11 @@ const HUMBLE_NS: u64 = 10_000_000;
 /// What [`Helper::beat_ns`] says when nothing is to be expected of it.
 const ASLEEP: u64 = u64::MAX;
 
-/// All helpers of a switch. Shared by everybody.
+/// All helpers of a switch, and behind them those that poll. Shared by everybody.
 #[derive(Debug)]
 pub(crate) struct Helpers {
     all: Vec<Helper>,
     pub(crate) datapath: Arc<Datapath>,
-    /// They own their cores, and the rings for good.
-    pub(crate) dedicated: bool,
     pub(crate) settings: Settings,
     /// What all ports' threads have found, together.
     arrivals: Lock<Arrivals>,
@@ -52,6 +50,8 @@ pub(crate) struct Helpers {
 #[derive(Debug)]
 struct Helper {
     cpu: usize,
+    /// It owns its core, and its rings for good.
+    polls: bool,
     mailbox: Mailbox<Letter>,
     /// When it last polled its rings. Relaxed: a time, compared with limits that are longer than any store takes to be seen.
     beat_ns: AtomicU64,
@@ -69,17 +69,13 @@ enum Letter {
 }
 
 impl Helpers {
-    pub(crate) fn new(datapath: Arc<Datapath>, mut settings: Settings) -> io::Result<Self> {
-        let dedicated = !settings.poll.is_empty();
-        settings.not_idle |= dedicated;
-        let cpus: &[usize] = match &settings.prompter {
-            _ if dedicated => &settings.poll,
-            Some(_) => &settings.helpers,
-            None => &[],
-        };
-        let helper = |&cpu| {
+    pub(crate) fn new(datapath: Arc<Datapath>, settings: Settings) -> io::Result<Self> {
+        let helpers = settings.helpers.iter().filter(|_| settings.prompter.is_some());
+        let cpus = helpers.map(|cpu| (*cpu, false)).chain(settings.poll.iter().map(|cpu| (*cpu, true)));
+        let helper = |(cpu, polls)| {
             Ok(Helper {
                 cpu,
+                polls,
                 mailbox: Mailbox::new()?,
                 beat_ns: AtomicU64::new(ASLEEP),
                 thread: OnceLock::new(),
@@ -87,8 +83,8 @@ impl Helpers {
                 back_off: Lock::default(),
             })
         };
-        let all = cpus.iter().map(helper).collect::<io::Result<_>>()?;
-        Ok(Self { all, datapath, dedicated, settings, arrivals: Lock::default() })
+        let all = cpus.map(helper).collect::<io::Result<_>>()?;
+        Ok(Self { all, datapath, settings, arrivals: Lock::default() })
     }
 
     /// Starts their threads, each bound to its core.
@@ -99,7 +95,7 @@ impl Helpers {
             let forwarder = Forwarder::new(self.datapath.clone(), CACHE_ENTRIES);
             let (helpers, claimed, turns) = (self.clone(), Vec::new(), Turns::default());
             let mut thread = Thread { n, helpers, forwarder, epoll, claimed, turns, found_ns: 0, awake_ns: 0 };
-            let name = format!("{}-{}", if self.dedicated { "poll" } else { "helper" }, helper.cpu);
+            let name = format!("{}-{}", if helper.polls { "poll" } else { "helper" }, helper.cpu);
             std::thread::Builder::new().name(name).spawn(move || thread.serve())
         };
         self.all.iter().enumerate().map(start).collect()
@@ -117,7 +113,7 @@ impl Helpers {
         // Whoever finds another thread at it goes by its own: a thread may be stopped at any moment.
         let all = self.arrivals.try_lock().filter(|_| packets > 0).map(|mut all| {
             all.found(packets, now_ns);
-            all.part_of(self.all.len())
+            all.part_of(self.idling().count())
         });
         [Some(arrivals), all].into_iter().flatten().find(|found| found.expects_more(&self.settings.hysteresis))
     }
@@ -136,14 +132,20 @@ impl Helpers {
             _ => None,
         };
         let us = std::process::id();
-        choose_core(self.all.iter().map(|helper| self.core(helper, us, now_ns)), cache, hash)
+        choose_core(self.idling().map(|helper| self.core(helper, us, now_ns)), cache, hash)
+    }
+
+    /// Those that do not poll.
+    fn idling(&self) -> impl Iterator<Item = &Helper> + Clone {
+        self.all.iter().filter(|helper| !helper.polls)
     }
 
     fn core(&self, helper: &Helper, us: u32, now_ns: u64) -> Core {
         let backs_off = helper.back_off.lock().holds(now_ns);
         let Some(view) = self.settings.view.as_ref() else { return Core { backs_off, ..Core::default() } };
-        // A thread of ours is about to sleep or is a helper itself.
-        let free = |core| view.core(core).map(|c| c.idle || c.idle_class_only || c.tgid == us);
+        // A thread of ours is about to sleep or is a helper itself, unless it polls.
+        let polled = |core| self.all.iter().any(|other| other.polls && other.cpu == core);
+        let free = |core| view.core(core).map(|c| c.idle || c.idle_class_only || c.tgid == us && !polled(core));
         let place = view.place(helper.cpu).unwrap_or_default();
         let sibling =
             |core: &usize| *core != helper.cpu && view.place(*core).is_some_and(|p| p.physical == place.physical);
@@ -153,17 +155,18 @@ impl Helpers {
 
     /// The helper on this core.
     pub(crate) fn on(&self, core: usize) -> Option<usize> {
-        self.all.iter().position(|helper| helper.cpu == core)
+        self.idling().position(|helper| helper.cpu == core)
     }
 
     /// Has a ring polled by a core that does nothing else: by the one that its port is set to, or that it falls to by its number if that one is not
-    /// there, or could not be bound to its core.
-    pub(crate) fn place(&self, owned: &Arc<OwnedRing>) {
-        let can = self.all.iter().enumerate().filter(|(_, helper)| !helper.back_off.lock().holds(0));
-        let set =
-            can.clone().find(|(_, helper)| helper.cpu == usize::from(owned.port.poll_cpu.load(Ordering::Relaxed)));
+    /// there, or could not be bound to its core. False if its port's thread is to look after it: none polls, or the port is set so.
+    pub(crate) fn place(&self, owned: &Arc<OwnedRing>) -> bool {
+        let cpu = owned.port.poll_cpu.load(Ordering::Relaxed);
+        let can = |helper: &Helper| helper.polls && cpu != POLLED_NOWHERE && !helper.back_off.lock().holds(0);
+        let can = self.all.iter().enumerate().filter(|(_, helper)| can(helper));
+        let set = can.clone().find(|(_, helper)| helper.cpu == usize::from(cpu));
         let falls = || can.clone().nth(fall_to(polled_by(owned.port.id, owned.queue), can.clone().count()));
-        set.or_else(falls).into_iter().for_each(|(n, _)| self.offer(n, owned, Some(Arrivals::default())));
+        set.or_else(falls).map(|(n, _)| self.offer(n, owned, Some(Arrivals::default()))).is_some()
     }
 
     /// Tells helper `n` of a ring that it may claim and poll while it has packets; without `arrivals` only to empty it once.
@@ -182,7 +185,7 @@ impl Helpers {
     pub(crate) fn is_lost(&self, n: usize, now_ns: u64) -> bool {
         let Some(helper) = self.all.get(n) else { return true };
         // ASLEEP is in the future.
-        !self.dedicated && now_ns.saturating_sub(helper.beat_ns.load(Ordering::Relaxed)) > LOST_NS
+        !helper.polls && now_ns.saturating_sub(helper.beat_ns.load(Ordering::Relaxed)) > LOST_NS
     }
 
     /// Helper `n`'s core, which a ring was offered at `since_ns`, has other things to do: it is not asked for a while.
@@ -250,8 +253,8 @@ impl Thread {
         let helpers = self.helpers.clone();
         let Some(helper) = helpers.all.get(self.n) else { return };
         let thread = current_thread();
-        let bound = bind_current_thread(helper.cpu);
-        if let Err(error) = bound.and_then(|()| if helpers.settings.not_idle { Ok(()) } else { set_idle(0, true) }) {
+        let (bound, idles) = (bind_current_thread(helper.cpu), !helper.polls && !helpers.settings.not_idle);
+        if let Err(error) = bound.and_then(|()| if idles { set_idle(0, true) } else { Ok(()) }) {
             // One that is not bound, or is in nobody's way only by chance, is worse than none.
             let line = format!("no helper on this core: {error} cpu={}", helper.cpu);
             helpers.datapath.say(PortId(0), Level::Warn, line);
@@ -276,7 +279,7 @@ impl Thread {
                 }
             }
             // Whoever was asked to boost us may only do so when we need it no longer: it must not stay like that.
-            if !helpers.settings.not_idle && (now_ns >= humble_ns || helper.boosted.is_asked()) {
+            if idles && (now_ns >= humble_ns || helper.boosted.is_asked()) {
                 helper.boosted.put_back(|| {
                     let _ = set_idle(0, true);
                 });
@@ -336,7 +339,7 @@ impl Thread {
             let patience_ns = self.helpers.settings.hysteresis.patience_ns(&claimed.arrivals, since(self.found_ns));
             let silent = since(claimed.found_ns) > patience_ns || !claimed.patient && outcome.packets == 0;
             let stuck = outcome.stalled || outcome.until_ns.is_some();
-            let done = !self.helpers.dedicated && (silent || stuck);
+            let done = !helper.polls && (silent || stuck);
             if done && !self.give_back(i, stuck) {
                 self.claimed.swap_remove(i);
             } else {

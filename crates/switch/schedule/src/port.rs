@@ -49,11 +49,7 @@ pub(crate) struct PortThread {
 }
 
 impl PortThread {
-    /// `None`: pollers do without.
-    pub(crate) fn start(port: &Arc<Port>, helpers: &Arc<Helpers>) -> io::Result<Option<Self>> {
-        if helpers.dedicated {
-            return Ok(None);
-        }
+    pub(crate) fn start(port: &Arc<Port>, helpers: &Arc<Helpers>) -> io::Result<Self> {
         let coalescing = Arc::new(Coalescing::new(helpers.clone())?);
         port.set_coalescing(coalescing.clone());
         let mailbox = Arc::new(Mailbox::new()?);
@@ -81,7 +77,7 @@ impl PortThread {
             server.serve();
         })?;
         let id = started.recv().map_err(io::Error::other)?;
-        Ok(Some(Self { mailbox, thread, id }))
+        Ok(Self { mailbox, thread, id })
     }
 }
 

@@ -8,9 +8,12 @@ use lasthop_flow::{Action, FlowSpec};
 use lasthop_forward::{Datapath, Port};
 use lasthop_frame::testutil::Frame;
 use lasthop_frame::{FlowKey, FlowMask, VnetHdr};
+use lasthop_sys::hostview::image::HostImage;
+use lasthop_sys::hostview::{CorePlace, CoreState, HostView};
 use lasthop_sys::{EventFd, PeerEvent, Prompter};
-use lasthop_types::PortId;
+use lasthop_types::{POLLED_NOWHERE, PortId};
 use lasthop_virtqueue::driver::{NetConfig, NetDriver};
+use std::collections::BTreeSet;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -278,4 +281,75 @@ fn a_helper_is_given_way_until_all_threads_that_have_offered_it_rings_may_sleep(
     let ways: Vec<u64> = (1..=100).map(offer).collect();
     assert!(ways.is_sorted() && ways[0] < 100_000 && ways[31] > 32 * 15_000, "{ways:?}");
     assert_eq!(ways[99], crate::helper::GUARD_NS, "no packet lies for longer");
+}
+
+/// A port is looked after by its own thread beside cores that poll, if it is set so when its rings are; else by one of them.
+#[test]
+fn a_port_that_is_set_so_has_its_own_thread_beside_cores_that_poll() {
+    let (datapath, mut a, mut b) = guests();
+    let mut workers = Workers::start(&datapath, Settings { poll: vec![0], ..Settings::default() }).unwrap();
+    a.port.poll_cpu.store(POLLED_NOWHERE, Relaxed);
+    let mut attach = |port: &Arc<Port>| {
+        let (event, peer) = kick();
+        workers.attach(port, 1, Some(peer)).unwrap();
+        (event, workers.take_started().into_iter().map(|(port, _)| port).collect::<Vec<_>>())
+    };
+    assert_eq!(attach(&b.port).1, [], "it is polled");
+    let (event, started) = attach(&a.port);
+    assert_eq!(started, [PortId(1)]);
+    let mut sent_all = |a: &mut Guest, event: &EventFd| {
+        let (begun, wanted) = (Instant::now(), a.sent(0) + 64);
+        a.fill(0);
+        event.signal();
+        while a.sent(0) < wanted {
+            assert!(begun.elapsed() < PATIENCE, "{}", a.sent(0));
+            b.throw_away_what_came();
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    };
+    sent_all(&mut a, &event);
+    // Told otherwise, it is otherwise from the next time on that its ring is looked after.
+    a.port.poll_cpu.store(0, Relaxed);
+    sent_all(&mut a, &event);
+    let (silent, started) = attach(&a.port);
+    assert_eq!(started, []);
+    sent_all(&mut a, &EventFd::new().unwrap());
+    drop((event, silent));
+}
+
+/// A core that polls is asked for nothing that helpers do, and its sibling is no idle one while it does.
+#[test]
+fn cores_that_poll_are_no_helpers() {
+    let image = HostImage::new(4, 0).unwrap();
+    let us = std::process::id();
+    for core in 0..4 {
+        image.set_place(core, CorePlace { llc: 0, physical: core as u32 / 2 }).unwrap();
+        image.set_core(core, CoreState { idle: core != 1, tgid: us, ..CoreState::default() }).unwrap();
+    }
+    let with = |poll: Vec<usize>| {
+        let datapath = Arc::new(Datapath::new(1, lasthop_forward::PATIENCE_MS).unwrap());
+        let (_reader, writer) = rustix::pipe::pipe().unwrap();
+        let (view, prompter) = (Some(HostView::map(&image).unwrap()), Some(Prompter::new(writer)));
+        let settings = Settings { helpers: vec![0, 2], poll, view, prompter, ..Settings::default() };
+        Helpers::new(datapath, settings).unwrap()
+    };
+    let chosen = |helpers: &Helpers| (0..64u64).map(|n| helpers.choose(n << 58, None, 0)).collect::<BTreeSet<_>>();
+    assert_eq!(chosen(&with(vec![])), BTreeSet::from([Some(0), Some(1)]), "a thread of ours is about to sleep");
+    let helpers = with(vec![1, 3]);
+    assert_eq!(
+        chosen(&helpers),
+        BTreeSet::from([Some(1)]),
+        "not beside the one that polls; the other has nothing to poll"
+    );
+    assert_eq!([0, 1, 2, 3].map(|core| helpers.on(core)), [Some(0), None, Some(1), None]);
+    let idle = CoreState { idle: true, ..CoreState::default() };
+    image.set_core(1, idle).unwrap();
+    assert_eq!(chosen(&helpers), BTreeSet::from([Some(0), Some(1)]));
+    // A stream of which two cores would have enough, and four would not.
+    let (mut arrivals, mut enough) = (Arrivals::default(), None);
+    for n in 0..100 {
+        arrivals.found(1, n * 20_000);
+        enough = helpers.expects_more(Arrivals::default(), 1, n * 20_000);
+    }
+    assert!(enough.is_some() && !arrivals.part_of(4).expects_more(&helpers.settings.hysteresis));
 }

@@ -8,7 +8,7 @@ use lasthop_forward::{Datapath, Port};
 use lasthop_sys::hostview::HostView;
 use lasthop_sys::{PeerEvent, Prompter};
 use lasthop_types::PortId;
-use std::collections::{HashMap, hash_map};
+use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -16,9 +16,9 @@ use std::thread::JoinHandle;
 /// How packets are moved. What has a setting can be switched off alone; docs/scheduling.md says what has none.
 #[derive(Debug)]
 pub struct Settings {
-    /// Cores that get a helper; none: no helpers.
+    /// Cores that get a helper; none: no helpers. None of those that poll.
     pub helpers: Vec<usize>,
-    /// Cores that do nothing but poll; if there are any they do all the work, and there are no helpers.
+    /// Cores that do nothing but poll; if there are any they do the work of all ports that are not set to their own threads.
     pub poll: Vec<usize>,
     /// How long helpers look for more before they sleep.
     pub hysteresis: Hysteresis,
@@ -41,8 +41,9 @@ pub struct Workers {
     started: Vec<(PortId, i32)>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Entry {
+    /// `None` while cores that poll have had all its rings.
     thread: Option<PortThread>,
     rings: Vec<Arc<OwnedRing>>,
 }
@@ -61,20 +62,17 @@ impl Workers {
     /// already is handed over. An error: there is no thread for the port, and nobody looks after it.
     pub fn attach(&mut self, port: &Arc<Port>, queue: u16, kick: Option<PeerEvent>) -> io::Result<()> {
         self.detach(port.id, queue);
-        let entry = match self.ports.entry(port.id) {
-            hash_map::Entry::Occupied(entry) => entry.into_mut(),
-            hash_map::Entry::Vacant(place) => {
-                let thread = PortThread::start(port, &self.helpers)?;
-                self.started.extend(thread.as_ref().map(|thread| (port.id, thread.id)));
-                place.insert(Entry { thread, rings: Vec::new() })
-            }
-        };
+        let entry = self.ports.entry(port.id).or_default();
         let owned = Arc::new(OwnedRing::new(port.clone(), queue, kick));
-        entry.rings.push(owned.clone());
-        match &entry.thread {
-            Some(thread) => thread.mailbox.send(Letter::Attach(owned)),
-            None => self.helpers.place(&owned),
+        if !self.helpers.place(&owned) {
+            if entry.thread.is_none() {
+                let thread = PortThread::start(port, &self.helpers)?;
+                self.started.push((port.id, thread.id));
+                entry.thread = Some(thread);
+            }
+            entry.thread.iter().for_each(|thread| thread.mailbox.send(Letter::Attach(owned.clone())));
         }
+        entry.rings.push(owned);
         Ok(())
     }
 
