@@ -180,9 +180,7 @@ impl Device {
         if let Some(cpus) = &args.cpus {
             add("--cpus", cpus.into());
         }
-        if let Some(group) = &args.read_group {
-            add("--read-group", group.into());
-        }
+        args.read_group.iter().for_each(|group| add("--read-group", group.into()));
         if let Some(libexec) = &args.libexec {
             add("--libexec", libexec.into());
         }
