@@ -44,6 +44,8 @@ pub enum Change {
     NoHelpers,
     /// Guests kick for every packet.
     NoTransmitBatch,
+    /// The transmit timer is started as figure 4.3 of the thesis draws it.
+    DrawnTimer,
     /// Guests are interrupted whenever they want to be.
     NoReceiveBatch,
     /// Helpers wait 5 µs for the next packet, however often packets come.
@@ -64,6 +66,7 @@ impl Change {
             Self::Poll => &["--poll", &poll],
             Self::NoHelpers => &["--helpers", "none"],
             Self::NoTransmitBatch => &["--tx-batch", "off"],
+            Self::DrawnTimer => &["--tx-timer", "hyper-switch"],
             Self::NoReceiveBatch => &["--rx-batch", "off"],
             Self::FixedHysteresis => &["--hysteresis", "5"],
             Self::NormalHelpers => &["--helper-class", "normal"],
@@ -76,11 +79,12 @@ impl Change {
 
 impl Contender {
     /// All there are.
-    pub const ALL: [Self; 27] = [
+    pub const ALL: [Self; 28] = [
         Self::Lasthop,
         Self::Changed(Change::Poll),
         Self::Changed(Change::NoHelpers),
         Self::Changed(Change::NoTransmitBatch),
+        Self::Changed(Change::DrawnTimer),
         Self::Changed(Change::NoReceiveBatch),
         Self::Changed(Change::FixedHysteresis),
         Self::Changed(Change::NormalHelpers),
@@ -113,6 +117,7 @@ impl Contender {
             Self::Changed(Change::Poll) => "lasthop-poll",
             Self::Changed(Change::NoHelpers) => "lasthop-no-helpers",
             Self::Changed(Change::NoTransmitBatch) => "lasthop-no-tx-batch",
+            Self::Changed(Change::DrawnTimer) => "lasthop-drawn-timer",
             Self::Changed(Change::NoReceiveBatch) => "lasthop-no-rx-batch",
             Self::Changed(Change::FixedHysteresis) => "lasthop-fixed-hysteresis",
             Self::Changed(Change::NormalHelpers) => "lasthop-normal-helpers",
@@ -146,6 +151,7 @@ impl Contender {
             Self::Changed(Change::Poll) => "lasthop, polling on a core of its own",
             Self::Changed(Change::NoHelpers) => "lasthop without helpers",
             Self::Changed(Change::NoTransmitBatch) => "lasthop without transmit batching",
+            Self::Changed(Change::DrawnTimer) => "lasthop, transmit timer as drawn",
             Self::Changed(Change::NoReceiveBatch) => "lasthop without receive batching",
             Self::Changed(Change::FixedHysteresis) => "lasthop, hysteresis always 5 µs",
             Self::Changed(Change::NormalHelpers) => "lasthop, helpers not in the idle class",

@@ -54,10 +54,11 @@ const NFT: Contender = Contender::BridgeNft;
 const BRIDGE_ALONE: Contender = Contender::BridgeAlone;
 const POLL: Contender = Contender::Changed(Change::Poll);
 /// lasthop, and with each mechanism off alone.
-const ABLATION: [Contender; 7] = [
+const ABLATION: [Contender; 8] = [
     OURS,
     Contender::Changed(Change::NoHelpers),
     Contender::Changed(Change::NoTransmitBatch),
+    Contender::Changed(Change::DrawnTimer),
     Contender::Changed(Change::NoReceiveBatch),
     Contender::Changed(Change::FixedHysteresis),
     Contender::Changed(Change::NormalHelpers),

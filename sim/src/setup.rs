@@ -43,6 +43,8 @@ pub struct Mechanisms {
     /// A helper stops when somebody begins to use its execution units from another core, too. The policy does not have
     /// this; the thesis can be read so.
     pub give_way: bool,
+    /// The transmit timer is started as figure 4.3 of the thesis draws it: with the first packet after silence, and however often a packet was alone.
+    pub drawn_timer: bool,
 }
 
 impl Mechanisms {
@@ -59,6 +61,7 @@ impl Mechanisms {
         back_off: true,
         before_blocking: true,
         give_way: false,
+        drawn_timer: false,
     };
 }
 

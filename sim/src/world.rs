@@ -9,7 +9,7 @@ use crate::service::Service;
 use crate::setup::{Carrier, Flow, Setup, Traffic};
 use crate::stats::Stats;
 use crate::worker::Worker;
-use lasthop_schedule::policy::{Batch, Hysteresis, Vm};
+use lasthop_schedule::policy::{Batch, Hysteresis, TransmitTimer, Vm};
 use std::collections::BTreeSet;
 
 /// Packets that a ring has room for.
@@ -172,6 +172,7 @@ impl World {
         let everywhere = self.setup.dedicated.is_some() || carrier == Carrier::HyperSwitch;
         for (n, pinned) in guests.iter().enumerate() {
             let mut guest = Guest::new(self.tasks.len(), random(2 * n), random(2 * n + 1));
+            guest.transmit = TransmitTimer::new(self.setup.mechanisms.drawn_timer);
             guest.flows = (0..self.flows.len()).filter(|f| self.flows[*f].0.from == n).collect();
             self.tasks.push(task(TaskKind::Guest(n), *pinned, n));
             self.guests.push(guest);

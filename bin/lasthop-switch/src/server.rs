@@ -108,6 +108,7 @@ impl Server {
             prompter,
             not_idle: told.not_idle,
             cgroup_accounting: told.cgroup_accounting,
+            drawn_timer: told.drawn_timer,
         };
         let epoll = Epoll::new()?;
         epoll.add(&supervisor, SUPERVISOR, Trigger::Level)?;

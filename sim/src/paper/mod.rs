@@ -29,6 +29,8 @@ pub enum System {
     NotPinned,
     /// … with helpers that stay there, as the policy lets them.
     Stays,
+    /// … with the transmit timer as figure 4.3 draws it, where all others of these have the policy's.
+    Drawn,
     /// Open vSwitch and vhost-net under KVM.
     Kvm,
     /// Open vSwitch and netback in a driver domain under Xen.
@@ -67,10 +69,10 @@ impl Results {
         let paper = Paper { costs, seed };
         use System::*;
         progress("pairs");
-        let pairs = [HyperSwitch, Kvm, Xen, NotPinned, NoOffload, Stays]
+        let pairs = [HyperSwitch, Kvm, Xen, NotPinned, NoOffload, Stays, Drawn]
             .map(|system| Series { system, points: (1..=16).map(|n| (n, paper.pairs(system, n))).collect() });
         progress("all to all");
-        let all = [HyperSwitch, Kvm, Xen, NotPinned, NoOffload]
+        let all = [HyperSwitch, Kvm, Xen, NotPinned, NoOffload, Drawn]
             .map(|system| Series { system, points: (2..=32).map(|n| (n, paper.all_to_all(system, n))).collect() });
         progress("one pair");
         let one = |guests: [usize; 2], core| paper.one_pair(guests, core);
@@ -118,7 +120,7 @@ impl Paper<'_> {
     fn setup(&self, system: System, guests: usize, traffic: Traffic) -> Setup {
         let pinned = |cores: &[usize], n: usize| cores.iter().take(n).copied().map(Some).collect::<Vec<_>>();
         let (carrier, places, services) = match system {
-            System::HyperSwitch | System::NoOffload | System::Stays => {
+            System::HyperSwitch | System::NoOffload | System::Stays | System::Drawn => {
                 (Carrier::HyperSwitch, pinned(&place::HYPER_SWITCH, guests), Vec::new())
             }
             System::NotPinned => (Carrier::HyperSwitch, vec![None; guests], Vec::new()),
@@ -131,7 +133,9 @@ impl Paper<'_> {
         };
         // The prototype had a fixed hysteresis and no back-off.
         let (helpers, give_way) = (system != System::NoOffload, system != System::Stays);
-        let mechanisms = Mechanisms { adaptive: false, back_off: false, helpers, give_way, ..Mechanisms::ALL };
+        let drawn_timer = system == System::Drawn;
+        let set = Mechanisms { adaptive: false, back_off: false, drawn_timer, ..Mechanisms::ALL };
+        let mechanisms = Mechanisms { helpers, give_way, ..set };
         Setup {
             host: Host::PAPER,
             costs: self.costs.clone(),

@@ -149,6 +149,7 @@ fn points(what: &str, series: &[Series]) -> String {
             System::NoOffload => "nothing offloaded",
             System::NotPinned => "not pinned",
             System::Stays => "helpers stay",
+            System::Drawn => "timer as drawn",
             System::Kvm => "KVM",
             System::Xen => "Xen",
         };

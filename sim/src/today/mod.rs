@@ -61,7 +61,7 @@ pub const SCENES: [Scene; 3] = [
 ];
 
 /// Everything on, then each mechanism off alone, then one on that the policy does not have.
-pub const ABLATIONS: [(&str, Mechanisms); 12] = {
+pub const ABLATIONS: [(&str, Mechanisms); 13] = {
     const ALL: Mechanisms = Mechanisms::ALL;
     [
         ("everything on", ALL),
@@ -76,6 +76,7 @@ pub const ABLATIONS: [(&str, Mechanisms); 12] = {
         ("back-off off", Mechanisms { back_off: false, ..ALL }),
         ("work before blocking off", Mechanisms { before_blocking: false, ..ALL }),
         ("what if: way for siblings", Mechanisms { give_way: true, ..ALL }),
+        ("what if: transmit timer as drawn", Mechanisms { drawn_timer: true, ..ALL }),
     ]
 };
 

@@ -374,6 +374,39 @@ fn gathers(lasthop: &Lasthop, name: &str, guest: &mut Guest, sink: &mut Guest, p
     }
 }
 
+/// The first packet after silence starts the timer as figure 4.3 draws it, so that four more need no kick, and each time; and does not otherwise.
+#[test]
+fn the_first_packet_after_silence_starts_the_timer_as_it_is_drawn_and_not_otherwise() {
+    // A second packet, so that the kick that is asked for is behind it.
+    let first = |rule: &str| {
+        let dir = scratch();
+        let path = |name: &str| dir.path().join(format!("{name}.sock"));
+        let port = |name: &str| format!("{name}={}", path(name).display());
+        let options = ["--tx-timer", rule, "--tx-batch", "100000,5", "--helpers", "none", "--no-bpf"];
+        let lasthop = Lasthop::start_with(&[], &[&["--port", &port("a"), "--port", &port("z")][..], &options].concat());
+        let [mut guest, mut sink] =
+            [("a", 1), ("z", 9)].map(|(name, n)| Guest::connect(&path(name), mac(n), rings(false, true)));
+        guest.greet(&mut sink, 0);
+        let mut without = Vec::new();
+        for number in 1..=4 {
+            // Longer than the timer runs, and than a packet that was alone would keep it off.
+            std::thread::sleep(Duration::from_millis(250));
+            guest.send(&numbered(guest.mac, sink.mac, number, 60));
+            sink.expect_number(number);
+            let end = Instant::now() + Duration::from_millis(50);
+            let mut most = 0;
+            while Instant::now() < end {
+                most = most.max(frames_without_kick(&guest));
+            }
+            without.push(most);
+        }
+        lasthop.check_sums();
+        without
+    };
+    assert_eq!(first("hyper-switch"), [4; 4]);
+    assert_eq!(first("lasthop"), [0; 4]);
+}
+
 /// A guest that runs all the time is interrupted for each packet, or seldom, as its port is told meanwhile.
 #[test]
 fn a_living_port_interrupts_as_it_is_told() {

@@ -13,6 +13,7 @@ fn server() -> (Server, OwnedFd) {
         hysteresis_us: (5, 50),
         not_idle: false,
         cgroup_accounting: false,
+        drawn_timer: false,
         patience_ms: (2, 10),
         max_guest_memory: 1 << 30,
         max_flows: 1000,

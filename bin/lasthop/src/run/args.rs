@@ -152,13 +152,14 @@ impl RunArgs {
 
     /// The same for lasthop-switch, with these engines. `allowed` are CPUs that this process may use.
     pub fn for_switch(&self, engines: &Engines, allowed: &CpuList) -> SwitchSettings {
-        let Scheduling { hysteresis, helper_class, congestion, .. } = &self.scheduling;
+        let Scheduling { hysteresis, helper_class, congestion, tx_timer, .. } = &self.scheduling;
         let mut settings = SwitchSettings {
             helpers: Vec::new(),
             poll: Vec::new(),
             hysteresis_us: (hysteresis.0, hysteresis.1),
             not_idle: helper_class == "normal",
             cgroup_accounting: self.vm_cgroup,
+            drawn_timer: tx_timer == "hyper-switch",
             patience_ms: (congestion.0, congestion.1),
             max_guest_memory: self.max_guest_memory.and_then(Size::bytes).unwrap_or_else(host_memory),
             max_flows: self.device_rules.unwrap_or(MAX_FLOWS),
@@ -169,10 +170,11 @@ impl RunArgs {
 
     /// What else a device is told, as what is said of guests holds for those of devices too; one whose engines poll has no helpers.
     pub fn for_device(&self, polls: bool) -> Vec<(&'static str, String)> {
-        let Scheduling { helpers, congestion, tx_batch, rx_batch, .. } = &self.scheduling;
+        let Scheduling { helpers, congestion, tx_batch, rx_batch, tx_timer, .. } = &self.scheduling;
         let congestion = if congestion.0 == 0 { "off".into() } else { format!("{},{}", congestion.0, congestion.1) };
         let mut all = vec![("--congestion", congestion)];
         all.extend([("--tx-batch", tx_batch.to_string()), ("--rx-batch", rx_batch.to_string())]);
+        all.push(("--tx-timer", tx_timer.clone()));
         all.extend(self.max_guest_memory.map(|most| ("--max-guest-memory", most.to_string())));
         let list = |Cpus(list): &Cpus| list.as_ref().map_or_else(|| "none".into(), ToString::to_string);
         all.extend(helpers.as_ref().filter(|_| !polls).map(|helpers| ("--helpers", list(helpers))));
@@ -210,6 +212,10 @@ pub struct Scheduling {
     /// Microseconds and packets for which a guest that sends a stream does not kick; "off": it kicks for each
     #[arg(long, value_name = "US[,PACKETS]", default_value = "125,64", allow_negative_numbers = true)]
     pub tx_batch: Batch,
+    /// When the timer of a sender's batch is started. "hyper-switch": as figure 4.3 of the thesis draws it, with the first packet after silence too, and
+    /// however often a packet has been alone. "lasthop": not for these
+    #[arg(long, value_name = "RULE", default_value = "lasthop", value_parser = ["lasthop", "hyper-switch"])]
+    pub tx_timer: String,
     /// Microseconds and packets for which a guest that runs is not interrupted again; "off": it is whenever it wants
     #[arg(long, value_name = "US[,PACKETS]", default_value = "125,64", allow_negative_numbers = true)]
     pub rx_batch: Batch,

@@ -43,6 +43,8 @@ pub struct SwitchSettings {
     pub not_idle: bool,
     /// Threads of ports may be in the control groups of their VMs.
     pub cgroup_accounting: bool,
+    /// The transmit timer is started as the thesis' figure 4.3 draws it.
+    pub drawn_timer: bool,
     /// Milliseconds that packets wait for receivers without buffers: alone, and with others behind them.
     pub patience_ms: (u32, u32),
     /// Most memory that one front-end may have mapped, in bytes.

@@ -29,6 +29,7 @@ impl Default for Settings {
             view,
             prompter,
             not_idle: false,
+            drawn_timer: false,
             cgroup_accounting: false,
         }
     }

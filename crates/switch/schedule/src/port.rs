@@ -276,7 +276,7 @@ impl Server {
             kicks_disabled: false,
             kicked: false,
             gathered: 0,
-            timer: TransmitTimer::default(),
+            timer: TransmitTimer::new(self.helpers.settings.drawn_timer),
             arrivals: Arrivals::default(),
             turn: Turn::default(),
             offer: None,

@@ -30,6 +30,8 @@ pub struct Settings {
     pub not_idle: bool,
     /// Threads of ports may be in the control groups of their VMs.
     pub cgroup_accounting: bool,
+    /// Transmit timers are started as figure 4.3 draws it.
+    pub drawn_timer: bool,
 }
 
 /// The threads. Used by one thread, the one that talks to front-ends.

@@ -18,6 +18,7 @@ fn told(engines: &Engines) -> (Vec<usize>, Vec<usize>) {
         hysteresis_us: (5, 50),
         not_idle: false,
         cgroup_accounting: false,
+        drawn_timer: false,
         patience_ms: (10, 2),
         max_guest_memory: 0,
         max_flows: 1,

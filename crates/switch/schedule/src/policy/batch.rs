@@ -43,9 +43,11 @@ pub enum Kicks {
 ///
 /// Other than in the figure the first packet after silence does not start it: it costs a stream one kick more, and a lone
 /// packet no timer. And each time it runs out with a single packet, which waited for nobody, it is left off for twice as
-/// many lookings, up to [`TransmitTimer::ALONE`], until it gathers more again: questions and answers do not wait.
+/// many lookings, up to [`TransmitTimer::ALONE`], until it gathers more again: questions and answers do not wait. [As drawn](TransmitTimer::new)
+/// there, neither holds.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TransmitTimer {
+    drawn: bool,
     due_ns: Option<u64>,
     /// When packets were last found.
     found_ns: u64,
@@ -56,6 +58,11 @@ pub struct TransmitTimer {
 
 impl TransmitTimer {
     const ALONE: u32 = 256;
+
+    /// One that is not running. `drawn`: it is started as in the figure.
+    pub fn new(drawn: bool) -> Self {
+        Self { drawn, ..Self::default() }
+    }
 
     /// The ring of this VM has been emptied at `now_ns` of `packets` packets. Ring and guest stay as this says until they
     /// kick or the time is there. A VM that sleeps gathers nothing.
@@ -74,7 +81,8 @@ impl TransmitTimer {
         }
         // Expiry does not start it again: perhaps there is not much going on. A kick does, when there is: either a batch
         // is full or the timer was off.
-        let gathers = packets > 0 && vm != Vm::Blocked && !(batch.is_off() || expired || silent || self.left_off > 0);
+        let spared = !self.drawn && (silent || self.left_off > 0);
+        let gathers = packets > 0 && vm != Vm::Blocked && !(batch.is_off() || expired || spared);
         self.due_ns = gathers.then(|| now_ns + batch.period_ns);
         self.due_ns.map_or(Kicks::Next, |due_ns| Kicks::Batch { packets: batch.packets, due_ns })
     }
@@ -163,6 +171,21 @@ mod tests {
         // The next kick starts it again.
         assert_eq!(timer.emptied(&BATCH, 1, VM, 1160), Kicks::Batch { packets: 8, due_ns: 1260 });
         assert_eq!(timer.emptied(&BATCH, 0, VM, 1260), Kicks::Next);
+    }
+
+    /// Figure 4.3, box by box.
+    #[test]
+    fn as_drawn_it_starts_with_the_first_packet_and_is_never_left_off() {
+        let mut timer = TransmitTimer::new(true);
+        for now in [1000, 5000, 9000] {
+            // "Is the timer on?" No: it is started, and the packet is switched at once.
+            assert_eq!(timer.emptied(&BATCH, 1, VM, now), Kicks::Batch { packets: 8, due_ns: now + 100 });
+            // The threshold is reached: it starts anew.
+            assert_eq!(timer.emptied(&BATCH, 8, VM, now + 10), Kicks::Batch { packets: 8, due_ns: now + 110 });
+            // It goes off first: not until the next packet. Whether it was alone makes no difference.
+            assert_eq!(timer.emptied(&BATCH, 1, VM, now + 110), Kicks::Next);
+        }
+        assert_eq!(timer.due_ns(), None);
     }
 
     #[test]
