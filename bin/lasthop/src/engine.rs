@@ -18,26 +18,28 @@ pub enum EngineCommand {
     List(SharedArgs),
     /// Have ports' work done on these CPUs, too
     ///
-    /// `poll`: a thread that does nothing else; while there is one, such threads do all the work. `helper`: idle cycles of the CPU are used. `ports`: ports'
-    /// own threads may run there. Another switch takes over from the one that runs, as with `lasthop upgrade`: packets pause, about 1 ms with few ports and 21 with 64;
+    /// `poll`: a thread that does nothing else; such threads have all ports that are not set to `ports`. `helper`: idle cycles of the CPU are used, for ports with
+    /// threads of their own. `ports`: ports' own threads may run there. Another switch takes over from the one that runs, as with `lasthop upgrade`: packets pause, about 1 ms with few ports and 21 with 64;
     /// those that wait for control are lost, no others, and counters begin anew. It is remembered.
     #[command(after_help = "Examples:\n  lasthop engine add poll 3\n  lasthop engine add helper 4-7")]
     Add(ChangeArgs),
     /// Have nothing done on these CPUs any more
     ///
-    /// Without the last that polls, helpers and ports' own threads do the work again. One that a port is set to (`lasthop engine move`) stays until the port
+    /// Without the last that polls, all ports have threads of their own again. One that a port is set to (`lasthop engine move`) stays until the port
     /// is moved.
     #[command(after_help = "Examples:\n  lasthop engine del poll 3\n  lasthop engine del helper 0-1")]
     Del(ChangeArgs),
-    /// Have a port's rings polled by this engine, and by no other
+    /// Have a port's rings, or an uplink's, looked after by this engine, and by no other
     ///
-    /// The same as `lasthop port set PORT --engine ENGINE`, which sets other things before.
-    #[command(after_help = "Examples:\n  lasthop engine move vm1 poll-3\n  lasthop engine move vm1 none")]
+    /// `poll-3`: by the core that polls there. `ports`: by a thread of the port's own, and by helpers, although cores poll. The same as `lasthop port set PORT --engine ENGINE`, which sets other things before.
+    #[command(
+        after_help = "Examples:\n  lasthop engine move vm1 poll-3\n  lasthop engine move vm2 ports\n  lasthop engine move vm1 none"
+    )]
     Move {
-        /// Name of the port
-        #[arg(add = crate::completions::guests())]
+        /// Name of the port, or of the uplink
+        #[arg(add = crate::completions::ports())]
         port: String,
-        /// An engine that polls, such as poll-3; none: any of them
+        /// An engine that polls, such as poll-3; ports: a thread of its own; none: any that polls, and a thread of its own if none does
         engine: String,
         #[command(flatten)]
         shared: SharedArgs,
@@ -81,7 +83,10 @@ pub fn engine(command: &EngineCommand) -> Result<String, CliError> {
         EngineCommand::Move { port, engine, shared } => {
             let done =
                 shared.instance()?.ask_until_answered(async |c, attempt| c.engine_move(port, engine, attempt).await)?;
-            shared.show(&done, said)
+            shared.show(&done, |done| match done.processes.as_slice() {
+                [] => "nothing has moved: it is so already, or no core polls\n".into(),
+                _ => said(done),
+            })
         }
     }
 }
@@ -97,19 +102,20 @@ fn said(done: &Upgraded) -> String {
 fn table(list: &EngineList) -> String {
     let columns = [("ENGINE", Align::Left), ("CPU", Align::Left), ("TIME S", Align::Right), ("PORTS", Align::Left)];
     let (mut table, mut notes) = (Table::new(&columns), String::new());
-    let polls = list.engines.iter().any(|engine| engine.kind == EngineKind::Poll.name());
+    let of = |kind: EngineKind| list.engines.iter().filter(move |engine| engine.kind == kind.name());
+    let all_polled = of(EngineKind::Poll).count() > 0 && of(EngineKind::Ports).all(|engine| engine.ports.is_empty());
     for Engine { name, kind, cpus, cpu_ns, ports, trouble } in &list.engines {
         trouble.iter().for_each(|why| notes += &format!("{name}: {why}\n"));
         let time = cpu_ns.map_or_else(|| "-".into(), |ns| format!("{:.2}", ns as f64 / 1e9));
         let ports = match ports.as_slice() {
-            [] if *kind == EngineKind::Helper.name() => "those that offer it a ring".to_owned(),
+            [] if *kind == EngineKind::Helper.name() && !all_polled => "those that offer it a ring".to_owned(),
             [] => "-".to_owned(),
             ports => ports.join(","),
         };
         table.row(vec![name.clone(), cpus.clone(), time, ports]);
     }
-    if polls {
-        notes += "cores that poll do all the work: there are no helpers, and ports have no threads of their own\n";
+    if all_polled {
+        notes += "cores that poll do all the work: no port has a thread of its own, and so helpers have none to help\n";
     }
     table.render() + &notes
 }
@@ -129,13 +135,15 @@ mod tests {
             trouble: (name == "poll-4").then(|| "it has no thread".into()),
         };
         let polls = [engine("poll-3", "3", Some(1_500_000_000), &["vm1", "vm2"]), engine("poll-4", "4", None, &[])];
-        let engines = polls.into_iter().chain([engine("ports", "0-7", None, &[])]).collect();
+        let engines = polls.clone().into_iter().chain([engine("ports", "0-7", None, &[])]).collect();
         let text = table(&EngineList { engines, ..EngineList::default() });
         assert!(text.contains("poll-3  3      1.50  vm1,vm2"), "{text}");
         assert!(text.contains("poll-4: it has no thread") && !text.contains("ports: it"), "{text}");
-        assert!(text.contains("there are no helpers"), "{text}");
-        let engines = vec![engine("helper-0", "0", Some(0), &[]), engine("ports", "0", Some(0), &["vm1"])];
-        let text = table(&EngineList { engines, ..EngineList::default() });
-        assert!(text.contains("those that offer it a ring") && !text.contains("no helpers"), "{text}");
+        assert!(text.contains("cores that poll do all the work"), "{text}");
+        let own = [engine("helper-0", "0", Some(0), &[]), engine("ports", "0", Some(0), &["vm3"])];
+        for engines in [own.to_vec(), [polls, own].concat()] {
+            let text = table(&EngineList { engines, ..EngineList::default() });
+            assert!(text.contains("those that offer it a ring") && !text.contains("all the work"), "{text}");
+        }
     }
 }

@@ -75,7 +75,8 @@ pub struct SettingsArgs {
     /// --rate-to; 0 or "none": as much as it takes
     #[arg(long, value_name = "PERCENT", allow_negative_numbers = true)]
     max_cpu_to: Option<String>,
-    /// The engine that polls its rings, such as poll-3 (`lasthop engine list`): as `lasthop engine move`; "none": any of those that poll
+    /// The engine that polls its rings, such as poll-3 (`lasthop engine list`): as `lasthop engine move`; "ports": a thread of its own, although cores
+    /// poll; "none": any of those that poll
     #[arg(long, value_name = "ENGINE")]
     engine: Option<String>,
     /// Microseconds and packets for which its guest need not kick while it sends a stream; "off": it kicks for each; "none": as

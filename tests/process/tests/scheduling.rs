@@ -124,6 +124,8 @@ fn helpers_are_there_if_wanted() {
     let pair = Pair::new(&["--helpers", "none"], [Options::default(); 2]);
     assert!(!pair.has("helper-") && pair.has("port-"), "{:?}", pair.threads());
     let pair = Pair::new(&["--poll", "0"], [Options::default(); 2]);
+    assert!(pair.has("poll-0") && !pair.has("helper-0") && !pair.has("port-"), "{:?}", pair.threads());
+    let pair = Pair::new(&["--poll", "0", "--helpers", "none"], [Options::default(); 2]);
     assert!(pair.has("poll-0") && !pair.has("helper-") && !pair.has("port-"), "{:?}", pair.threads());
 }
 

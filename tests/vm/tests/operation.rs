@@ -1,7 +1,8 @@
 //! What an operator sees: commands while VMs talk, and what idle VMs cost.
 
 use lasthop_harness::checks;
-use lasthop_harness::{Lasthop, Nic, Port, Vm, VmConfig, scratch, wait_for};
+use lasthop_harness::{Lasthop, Nic, Port, Vm, VmConfig, proc, scratch, wait_for};
+use lasthop_sys::CpuList;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -21,6 +22,7 @@ fn what_an_operator_sees_and_does() {
     commands_show_what_flows(dir.path(), &lasthop, [&a, &b]);
     idle_vms_cost_nothing(&lasthop);
     access_lists_close_and_open(dir.path(), &lasthop, [&a, &b]);
+    one_is_polled_and_the_other_has_a_thread_of_its_own(&lasthop, [&a, &b]);
 }
 
 fn commands_show_what_flows(dir: &Path, lasthop: &Lasthop, [a, b]: [&Vm; 2]) {
@@ -126,4 +128,44 @@ fn idle_vms_cost_nothing(lasthop: &Lasthop) {
     let share = (lasthop.cpu_ns() - before) as f64 / start.elapsed().as_nanos() as f64;
     eprintln!("idle: {:.3} % of one CPU", share * 100.0);
     assert!(share < 0.005, "{:.3} % of one CPU", share * 100.0);
+}
+
+/// Engines by real stacks: what threads have used says who did the work. Both serve already.
+fn one_is_polled_and_the_other_has_a_thread_of_its_own(lasthop: &Lasthop, vms: [&Vm; 2]) {
+    let all = CpuList::allowed().expect("CPUs of this process");
+    let (Some(core), true) = (all.iter().last(), all.len() > 1) else {
+        return eprintln!("not done: with one CPU there is none beside one that polls");
+    };
+    let poll = format!("poll-{core}");
+    lasthop.command(&["engine", "add", "poll", &core.to_string()]);
+    for [polled, own] in [["a", "b"], ["b", "a"]] {
+        lasthop.command(&["engine", "move", polled, &poll]);
+        lasthop.command(&["engine", "move", own, "ports"]);
+        let used = || {
+            let stats = lasthop.json(&["stats"]);
+            let of = |name: &str| {
+                let port = stats["ports"].as_array().into_iter().flatten().find(|port| port["name"] == name);
+                port.expect("the port")["cpu_ns"].as_u64()
+            };
+            (proc::threads_ns(lasthop.switch(), &poll), of(own).expect("a thread of its own"), of(polled))
+        };
+        // Each answers the other: both have something to send.
+        checks::ping(vms[0], vms[1]);
+        let before = used();
+        checks::ping(vms[1], vms[0]);
+        checks::tcp(vms[0], vms[1], checks::Depth::Quick);
+        checks::tcp(vms[1], vms[0], checks::Depth::Quick);
+        let after = used();
+        assert!(after.0 > before.0 && after.1 > before.1 && after.2.is_none(), "{before:?} {after:?}");
+        let list = lasthop.command(&["engine", "list"]);
+        let serves = |engine: &str, port: &str| {
+            list.lines()
+                .any(|line| line.split_whitespace().next() == Some(engine) && line.ends_with(&format!(" {port}")))
+        };
+        assert!(serves(&poll, polled) && serves("ports", own), "{list}");
+    }
+    ["a", "b"].iter().for_each(|port| drop(lasthop.command(&["engine", "move", port, "none"])));
+    lasthop.command(&["engine", "del", "poll", &core.to_string()]);
+    checks::ping(vms[0], vms[1]);
+    lasthop.check_sums();
 }

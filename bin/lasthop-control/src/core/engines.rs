@@ -5,7 +5,7 @@ use super::{Answer, Command, Core, MAX_QUESTIONS, busy, give, refuse};
 use lasthop_api::{ApiError, Engine, EngineList, Upgraded};
 use lasthop_ipc::PortInfo;
 use lasthop_management_ipc::{ControlToSupervisor, EngineChange, EngineInfo, EngineKind};
-use lasthop_policy::engine_name;
+use lasthop_policy::{PortEngine, engine_name};
 use lasthop_types::{fall_to, polled_by};
 use std::collections::BTreeMap;
 
@@ -73,6 +73,10 @@ impl Core {
     fn falls_to(&self, port: &PortInfo, nth: usize, polls: &[Option<u16>]) -> bool {
         let mut rings = port.queues.iter().filter(|queue| queue.enabled && queue.index % 2 == 1);
         let set = self.policy.settings(port.id).and_then(|settings| settings.engine);
+        if set == Some(PortEngine::Ports) {
+            return false;
+        }
+        let set = set.and_then(PortEngine::polls_on);
         match polls.iter().position(|cpu| cpu.is_some() && *cpu == set) {
             Some(placed) => placed == nth && rings.next().is_some(),
             None => rings.any(|queue| fall_to(polled_by(port.id, queue.index), polls.len()) == nth),

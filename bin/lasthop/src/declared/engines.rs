@@ -2,10 +2,11 @@
 
 use super::Declared;
 use super::document::Fields;
+use super::minimums::value_in;
 use super::plan::{Plan, Step, There};
 use lasthop_api::EngineList;
 use lasthop_management_ipc::EngineKind;
-use lasthop_policy::{ENGINE, polled_cpu};
+use lasthop_policy::{ENGINE, PortEngine};
 use lasthop_sys::CpuList;
 
 /// What the table may have.
@@ -32,16 +33,14 @@ impl Declared {
     pub(super) fn check_engines(&self) -> Result<(), String> {
         let [Some(poll), ..] = &self.engines.0 else { return Ok(()) };
         let polls: CpuList = poll.parse().unwrap_or_default();
-        for port in &self.ports {
-            let set =
-                port.settings.iter().find(|(name, value)| name == ENGINE && value != "none").map(|(_, value)| value);
-            let cpu = set.and_then(|name| polled_cpu(name)).map(usize::from);
-            if let (Some(set), Some(cpu)) = (set, cpu)
-                && !polls.contains(cpu)
-            {
-                let name = &port.name;
+        let ports = self.ports.iter().map(|port| ("port", &port.name, &port.settings));
+        let uplinks = self.uplink_settings.iter().map(|of| ("uplink", &of.uplink, &of.settings));
+        for (kind, name, settings) in ports.chain(uplinks) {
+            let set = value_in(settings, ENGINE);
+            let cpu = set.parse().ok().and_then(PortEngine::polls_on).map(usize::from);
+            if cpu.is_some_and(|cpu| !polls.contains(cpu)) {
                 return Err(format!(
-                    "[port.{name}]: {ENGINE} = {set:?}, and [engines] has poll = {poll:?}; name one of those there, or add it"
+                    "[{kind}.{name}]: {ENGINE} = {set:?}, and [engines] has poll = {poll:?}; name one of those there, or add it"
                 ));
             }
         }

@@ -15,7 +15,9 @@ use lasthop_api::Bus;
 use lasthop_ipc::SwitchSettings;
 use lasthop_log::Format;
 use lasthop_management_ipc::Settings;
-use lasthop_policy::{Batch, CONNECTIONS, CONNECTIONS_RANGE, OF_UPLINKS, SETTINGS, check_name, check_new_name};
+use lasthop_policy::{
+    Batch, CONNECTIONS, CONNECTIONS_RANGE, OF_UPLINKS, OF_UPLINKS_WORDS, SETTINGS, check_name, check_new_name,
+};
 use lasthop_sys::{CpuList, ParseCpusError};
 use lasthop_uplink_ipc::UplinkDriver;
 use std::path::PathBuf;
@@ -77,7 +79,7 @@ pub struct RunArgs {
     /// gro=off: af_xdp does not make one packet of TCP segments or UDP datagrams. spare: a second process stands by to take over.
     /// Of several on one network segment the first carries; another takes over, and announces the VMs' addresses, when it is away.
     /// vlans: the VLANs that it carries, like vlans=untagged:10:20-30; all without.
-    /// SETTING: as of `lasthop port set` of an uplink: rate-to=950M, or static-mac=MAC once for each address. May be repeated
+    /// SETTING: as of `lasthop port set` of an uplink: rate-to=950M, engine=poll-3, or static-mac=MAC once for each address. May be repeated
     #[arg(long = "uplink", value_name = "NAME=DEVICE[,driver=DRIVER][,queues=N][,nice=N][,gro=off][,spare][,vlans=LIST][,SETTING=VALUE]", value_parser = parse_uplink_arg)]
     pub uplinks: Vec<UplinkArg>,
     /// Give established flows between ports with driver=tc to the kernel's classifier flower, and by it to the network card that knows it, as Open vSwitch does with
@@ -168,7 +170,7 @@ impl RunArgs {
         settings
     }
 
-    /// What else a device is told, as what is said of guests holds for those of devices too; one whose engines poll has no helpers.
+    /// What else a device is told, as what is said of guests holds for those of devices too; one whose engines poll has no helpers: it keeps to its cores.
     pub fn for_device(&self, polls: bool) -> Vec<(&'static str, String)> {
         let Scheduling { helpers, congestion, tx_batch, rx_batch, tx_timer, .. } = &self.scheduling;
         let congestion = if congestion.0 == 0 { "off".into() } else { format!("{},{}", congestion.0, congestion.1) };
@@ -177,7 +179,8 @@ impl RunArgs {
         all.push(("--tx-timer", tx_timer.clone()));
         all.extend(self.max_guest_memory.map(|most| ("--max-guest-memory", most.to_string())));
         let list = |Cpus(list): &Cpus| list.as_ref().map_or_else(|| "none".into(), ToString::to_string);
-        all.extend(helpers.as_ref().filter(|_| !polls).map(|helpers| ("--helpers", list(helpers))));
+        let helpers = if polls { Some("none".into()) } else { helpers.as_ref().map(list) };
+        all.extend(helpers.map(|helpers| ("--helpers", helpers)));
         all
     }
 }
@@ -193,11 +196,12 @@ fn host_memory() -> u64 {
 #[command(next_help_heading = "Scheduling")]
 pub struct Scheduling {
     /// CPUs on which a helper takes over the polling of busy rings, on cycles nobody else wants; "none" for no helpers
-    /// [default: those of --cpus]
+    /// [default: those of --cpus, but for those of --poll]
     #[arg(long, value_name = "LIST", value_parser = parse_cpus)]
     pub helpers: Option<Cpus>,
-    /// CPUs to give to lasthop for good: each is polled on at 100 %, and there are no helpers
-    #[arg(long, value_name = "LIST", value_parser = parse_cpus, conflicts_with = "helpers")]
+    /// CPUs to give to lasthop for good: each is polled on at 100 %, and has no helper. They have all ports that are not set to a thread of their own
+    /// (`lasthop engine move PORT ports`)
+    #[arg(long, value_name = "LIST", value_parser = parse_cpus)]
     pub poll: Option<Cpus>,
     /// Microseconds a helper looks for more packets before it sleeps, and the most it does so while packets come often
     #[arg(long, value_name = "US[,US]", default_value = "5,50", value_parser = parse_hysteresis, allow_negative_numbers = true)]
@@ -536,8 +540,7 @@ fn parse_uplink(text: &str) -> Result<SavedUplink, String> {
             Some(("gro", _)) => return Err(format!("{word}: write gro=on or gro=off")),
             Some(_) => {
                 return Err(format!(
-                    "unknown option {word:?}; there are driver=NAME, queues=N, nice=N, gro=off, spare, vlans=LIST, and of an uplink {}",
-                    OF_UPLINKS.join(" and ")
+                    "unknown option {word:?}; there are driver=NAME, queues=N, nice=N, gro=off, spare, vlans=LIST, and of an uplink {OF_UPLINKS_WORDS}"
                 ));
             }
         }

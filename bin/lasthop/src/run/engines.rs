@@ -14,7 +14,7 @@ use lasthop_ipc::SwitchSettings;
 use lasthop_management_ipc::{
     ControlToSupervisor, EngineChange, EngineInfo, EngineKind, SupervisorToControl, Upgraded,
 };
-use lasthop_policy::{ENGINE, engine_name};
+use lasthop_policy::{ENGINE, PortEngine, engine_name};
 use lasthop_sys::CpuList;
 use lasthop_types::PortId;
 use serde::{Deserialize, Serialize};
@@ -32,9 +32,9 @@ const WAITS_PART: u64 = 20;
 pub struct Engines {
     /// CPUs of all threads of the switch; none given: those that this process may use.
     pub cpus: Option<CpuList>,
-    /// CPUs with a helper; none given: all of `cpus`.
+    /// CPUs with a helper, but for those that poll; none given: all of `cpus`.
     pub helpers: Option<CpuList>,
-    /// CPUs that do nothing but poll. If there are any, there are neither helpers nor ports' threads.
+    /// CPUs that do nothing but poll: they have all ports that are not set to their own threads.
     pub poll: CpuList,
 }
 
@@ -86,21 +86,21 @@ pub struct EnginesOfRun {
     pub now: Engines,
 }
 
-/// A list without these CPUs, of which all have to be in it.
-fn without(what: EngineKind, list: &CpuList, cpus: &CpuList) -> Result<CpuList, String> {
+/// All of these CPUs are in the list.
+fn without(what: EngineKind, list: &CpuList, cpus: &CpuList) -> Result<(), String> {
     let missing = cpus.without(list);
     if missing.is_empty() {
-        return Ok(list.without(cpus));
+        return Ok(());
     }
     let name = what.name();
     Err(format!("there is no {name} engine on CPU {missing}; `lasthop engine list` shows those there are"))
 }
 
-/// A list with these CPUs, of which none may be in it.
-fn with(what: EngineKind, list: &CpuList, cpus: &CpuList) -> Result<CpuList, String> {
+/// None of these CPUs is in the list.
+fn with(what: EngineKind, list: &CpuList, cpus: &CpuList) -> Result<(), String> {
     let there: CpuList = cpus.iter().filter(|cpu| list.contains(*cpu)).collect();
     if there.is_empty() {
-        return Ok(list.iter().chain(cpus.iter()).collect());
+        return Ok(());
     }
     Err(format!("there is a {} engine on CPU {there} already", what.name()))
 }
@@ -142,16 +142,31 @@ impl Engines {
         self.cpus.as_ref().unwrap_or(allowed)
     }
 
-    /// CPUs that have a helper, as long as none polls.
+    /// CPUs that have a helper as long as they do not poll.
     fn helpers<'a>(&'a self, allowed: &'a CpuList) -> &'a CpuList {
         self.helpers.as_ref().unwrap_or_else(|| self.cpus(allowed))
+    }
+
+    /// Where threads of the switch run that have no CPU of their own, such as ports': not where one polls, unless there is no other. `None`: wherever this
+    /// process may.
+    pub fn of_threads(&self) -> Option<CpuList> {
+        self.of_threads_among(&allowed_cpus().unwrap_or_default())
+    }
+
+    fn of_threads_among(&self, allowed: &CpuList) -> Option<CpuList> {
+        let left = self.left(allowed);
+        if self.poll.is_empty() || left.is_empty() { self.cpus.clone() } else { Some(left) }
+    }
+
+    /// CPUs that do not poll.
+    fn left(&self, allowed: &CpuList) -> CpuList {
+        self.cpus(allowed).without(&self.poll)
     }
 
     /// Has the switch told so.
     pub fn tell(&self, settings: &mut SwitchSettings, allowed: &CpuList) {
         settings.poll = self.poll.iter().collect();
-        let helps = self.poll.is_empty();
-        settings.helpers = self.helpers(allowed).iter().filter(|_| helps).collect();
+        settings.helpers = self.list(EngineKind::Helper, allowed).iter().collect();
     }
 
     /// As they are to be, checked. The error says what is wrong and what to do.
@@ -159,11 +174,20 @@ impl Engines {
         match change {
             EngineChange::Add(kind, text) => {
                 let cpus = read(text, self.range(*kind, allowed))?;
-                self.with_list(*kind, with(*kind, self.list(*kind, allowed)?, &cpus)?, allowed)
+                let polls: CpuList = cpus.iter().filter(|cpu| self.poll.contains(*cpu)).collect();
+                if *kind == EngineKind::Helper && !polls.is_empty() {
+                    return Err(format!(
+                        "CPU {polls} polls and has no cycles left for a helper; choose another, or `lasthop engine del poll {polls}` first"
+                    ));
+                }
+                with(*kind, &self.list(*kind, allowed), &cpus)?;
+                let all = self.set_to(*kind, allowed).iter().chain(cpus.iter()).collect();
+                self.with_list(*kind, all, allowed)
             }
             EngineChange::Del(kind, text) => {
                 let cpus: CpuList = text.parse().map_err(|e| format!("{text}: {e}"))?;
-                self.with_list(*kind, without(*kind, self.list(*kind, allowed)?, &cpus)?, allowed)
+                without(*kind, &self.list(*kind, allowed), &cpus)?;
+                self.with_list(*kind, self.set_to(*kind, allowed).without(&cpus), allowed)
             }
             EngineChange::Set(lists) => self.set(lists, allowed),
             EngineChange::Move(..) => Ok(self.clone()),
@@ -171,8 +195,9 @@ impl Engines {
     }
 
     /// Refuses a port's engine that is not there.
-    pub fn check_engine(&self, engine: Option<u16>) -> Result<(), String> {
-        let Some(cpu) = engine.filter(|cpu| !self.poll.contains(usize::from(*cpu))) else { return Ok(()) };
+    pub fn check_engine(&self, engine: Option<PortEngine>) -> Result<(), String> {
+        let polls = engine.and_then(PortEngine::polls_on);
+        let Some(cpu) = polls.filter(|cpu| !self.poll.contains(usize::from(*cpu))) else { return Ok(()) };
         let name = engine_name(EngineKind::Poll.name(), cpu);
         Err(match self.poll.is_empty() {
             true => format!("there is no engine {name}: no core polls; `lasthop engine add poll {cpu}` first"),
@@ -183,17 +208,19 @@ impl Engines {
         })
     }
 
-    /// Those of one kind, if they do anything.
-    fn list<'a>(&'a self, kind: EngineKind, allowed: &'a CpuList) -> Result<&'a CpuList, String> {
+    /// What those of one kind are set to.
+    fn set_to<'a>(&'a self, kind: EngineKind, allowed: &'a CpuList) -> &'a CpuList {
         match kind {
-            EngineKind::Poll => Ok(&self.poll),
-            EngineKind::Ports => Ok(self.cpus(allowed)),
-            EngineKind::Helper if self.poll.is_empty() => Ok(self.helpers(allowed)),
-            EngineKind::Helper => Err(format!(
-                "there are no helpers while CPU {0} polls: it does all the work; `lasthop engine del poll {0}` first",
-                self.poll
-            )),
+            EngineKind::Poll => &self.poll,
+            EngineKind::Ports => self.cpus(allowed),
+            EngineKind::Helper => self.helpers(allowed),
         }
+    }
+
+    /// Those of one kind that there are: where a CPU polls is no helper.
+    fn list(&self, kind: EngineKind, allowed: &CpuList) -> CpuList {
+        let set = self.set_to(kind, allowed);
+        if kind == EngineKind::Helper { set.without(&self.poll) } else { set.clone() }
     }
 
     /// Where engines of a kind may be: where the switch may run.
@@ -327,7 +354,7 @@ impl EnginesOfRun {
 pub(super) struct Moved {
     port: PortId,
     /// What it was set to before.
-    before: Option<u16>,
+    before: Option<PortEngine>,
 }
 
 /// What is wrong with an engine, if anything is.
@@ -406,7 +433,7 @@ impl Supervisor {
 
     /// Refuses engines without one that a port is set to.
     fn check_nobody_is_set_there(&self, new: &Engines) -> Result<(), String> {
-        let set = |name: &String| self.settings.get(name).and_then(|settings| settings.engine).map(usize::from);
+        let set = |name: &String| self.settings.get(name)?.engine?.polls_on().map(usize::from);
         for config in self.configs() {
             let name = config.name;
             if let Some(cpu) = set(&name).filter(|cpu| self.engines.now.poll.contains(*cpu) && !new.poll.contains(*cpu))
@@ -420,9 +447,9 @@ impl Supervisor {
         Ok(())
     }
 
-    /// False if the port is set to it already.
+    /// False if the port is set to it already, or nothing moves by it.
     fn begin_to_move(&mut self, name: &str, engine: &str) -> Result<bool, String> {
-        let port = self.guest_port(name)?.id;
+        let port = self.uplink_port(name).map_or_else(|| self.guest_port(name), Ok)?.id;
         let old = self.settings.get(name).cloned();
         let new = changed(old.as_ref(), &vec![(ENGINE.to_owned(), engine.to_owned())])?;
         let before = old.as_ref().and_then(|settings| settings.engine);
@@ -437,6 +464,11 @@ impl Supervisor {
         if let Err(e) = self.save(None, None) {
             self.remember_settings(name, old.unwrap_or_default());
             return Err(e);
+        }
+        if self.engines.now.poll.is_empty() {
+            // All ports have threads of their own, whatever they are set to.
+            self.tell_port(port, name);
+            return Ok(false);
         }
         let moved = Moved { port, before };
         let path = self.switch.path().to_owned();
@@ -498,10 +530,13 @@ impl Supervisor {
         all.extend(self.for_switch.helpers.iter().map(|cpu| on(EngineKind::Helper, *cpu)));
         let times = self.cpu_times().ports;
         let (ports, cpu): (Vec<_>, Vec<u64>) = times.into_iter().unzip();
-        let cpus = engines.cpus(&allowed).to_string();
-        // Of cores that poll none has any.
-        let cpu_ns = engines.poll.is_empty().then(|| cpu.iter().sum());
-        all.push(EngineInfo { kind: EngineKind::Ports, cpus, cpu_ns, trouble: None, ports });
+        let cpus = engines.of_threads().unwrap_or_else(|| allowed.clone()).to_string();
+        // Cores that poll may have them all.
+        let cpu_ns = (engines.poll.is_empty() || !ports.is_empty()).then(|| cpu.iter().sum());
+        let crowded = !ports.is_empty() && engines.left(&allowed).is_empty();
+        let trouble = crowded
+            .then(|| format!("all its CPUs poll ({cpus}): ports' threads and cores that poll are in each other's way"));
+        all.push(EngineInfo { kind: EngineKind::Ports, cpus, cpu_ns, trouble, ports });
         let set = engines.shown();
         self.control.send(SupervisorToControl::Engines { request, engines: all, set }, None);
     }

@@ -94,7 +94,7 @@ struct Seen {
     work: PortWork,
     /// Processor time of the port's own thread, and which that is.
     thread: Option<(i32, u64)>,
-    /// That of all helpers and pollers.
+    /// That of all helpers.
     engines_ns: u64,
 }
 

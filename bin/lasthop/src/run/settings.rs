@@ -6,7 +6,7 @@ use super::supervisor::Supervisor;
 use super::uplink::Uplink;
 use lasthop_ipc::{PortLimits, RateLimit, SupervisorToSwitch};
 use lasthop_management_ipc::{PortConfig, Settings, SupervisorToControl};
-use lasthop_policy::{Batch, ENGINE, OF_UPLINKS, PortSettings, Rate, Unit};
+use lasthop_policy::{Batch, ENGINE, OF_UPLINKS, OF_UPLINKS_WORDS, PortEngine, PortSettings, Rate, Unit};
 use lasthop_session_ipc::Bounds;
 use lasthop_types::{MAX_QUEUE_PAIRS, PortId};
 use std::collections::BTreeSet;
@@ -114,8 +114,7 @@ impl Supervisor {
         match self.uplinks.values().find(|uplink| uplink.spec.name == name && !uplink.is_leaving()) {
             Some(uplink) if uplink.spec.guest => Ok(uplink.config.clone()),
             Some(_) => Err(format!(
-                "{name} is an uplink, which has {} alone; `lasthop uplink set {name} --vlans LIST` says which VLANs it carries",
-                OF_UPLINKS.join(" and ")
+                "{name} is an uplink, which has {OF_UPLINKS_WORDS} alone; `lasthop uplink set {name} --vlans LIST` says which VLANs it carries"
             )),
             None => Err(format!("there is no port {name}; `lasthop port list` shows those there are")),
         }
@@ -135,7 +134,7 @@ impl Supervisor {
         let rates = [from, to, storm];
         let weight = self.weights.get(&port.0).copied().unwrap_or_else(|| self.own_weight(name));
         let batches = self.batches(port, name).map(|batch| (batch.us, batch.packets));
-        let poll_cpu = settings.and_then(|set| set.engine).unwrap_or(u16::MAX);
+        let poll_cpu = PortEngine::told(settings.and_then(|set| set.engine));
         let kept_for = self.uplinks.get(&port.0).map_or([0; MAX_QUEUE_PAIRS], Uplink::kept_for);
         let limits = PortLimits { rates, weight, poll_cpu, batches, kept_for };
         self.tell_switch(SupervisorToSwitch::Limits(port, limits));

@@ -34,7 +34,7 @@ fn value_of(setting: &str) -> &'static str {
         "connections" | "nat-ports" | "grants" | "max-ring" | "weight" | "priority" => "N",
         "max-cpu" | "max-cpu-to" => "PERCENT",
         "tx-batch" | "rx-batch" => "US:PACKETS or off",
-        "engine" => "poll-CPU",
+        "engine" => "poll-CPU or ports",
         "link" => "up|down",
         "static-mac" => "MAC[@VLAN]",
         "queue-of" => "UPLINK[:FRAMES]",

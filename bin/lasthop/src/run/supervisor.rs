@@ -259,7 +259,7 @@ impl Supervisor {
             epoll,
             signals,
             switch: Child::new(setup.switch.0, setup.switch.1, for_switch, SWITCH_CHANNEL, SWITCH_PID)
-                .bound_to(setup.engines.now.cpus.clone())
+                .bound_to(setup.engines.now.of_threads())
                 .into_data_plane()
                 .with_second(setup.rules.and_then(|(_, walks)| walks.then_some("--walk-fd")))
                 .with_watchdog(setup.watchdog, Duration::ZERO),

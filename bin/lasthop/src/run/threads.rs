@@ -56,7 +56,8 @@ pub(super) fn of_engines(process: u32) -> Vec<(String, Thread)> {
     named.filter(|(name, _)| kinds.iter().any(|kind| name.starts_with(kind))).collect()
 }
 
-/// The time of all helpers and pollers, for who asks each second: their names are not read each time.
+/// The time of all helpers, for who asks each second: their names are not read each time. Cores that poll are busy with packets or without, and have
+/// nothing of a port with a thread of its own.
 #[derive(Clone, Debug, Default)]
 pub(super) struct EngineTimes {
     process: u32,
@@ -73,7 +74,9 @@ impl EngineTimes {
         // One that has ended has no time.
         let known = Some(()).filter(|()| is_new && self.process == process).and_then(|()| self.sum());
         known.unwrap_or_else(|| {
-            let threads = of_engines(process).into_iter().map(|(_, thread)| thread).collect();
+            let helps = engine_name(EngineKind::Helper.name(), "");
+            let helpers = of_engines(process).into_iter().filter(|(name, _)| name.starts_with(&helps));
+            let threads = helpers.map(|(_, thread)| thread).collect();
             *self = Self { process, threads, read: Some(now) };
             self.threads.iter().filter_map(|thread| thread.cpu_ns()).sum()
         })
@@ -122,6 +125,7 @@ mod tests {
         };
         assert_eq!(known(0), 1);
         start("poll-8", None);
+        start("helper-9", None);
         assert_eq!((known(59), known(60)), (1, 2), "the names were read again");
         drop(end);
         first.join().unwrap();

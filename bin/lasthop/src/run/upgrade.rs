@@ -242,7 +242,7 @@ impl Supervisor {
         let mut for_other = before.clone();
         if let Some(engines) = &engines {
             engines.tell(&mut for_other, &allowed_cpus()?);
-            other = other.bound_to(engines.cpus.clone());
+            other = other.bound_to(engines.of_threads());
         }
         let given = |dma: &Option<OwnedFd>| self.for_new_switch(dma.as_ref());
         let given = self.another_dma_page().and_then(|dma| Ok((given(&dma)?, dma)));

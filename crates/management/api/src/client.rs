@@ -78,7 +78,8 @@ pub trait SwitchProxy {
     /// Has nothing done by this kind on these CPUs any more. The rest is as of `engine_add`.
     async fn engine_del(&mut self, kind: &str, cpus: &str, attempt: &str) -> zlink::Result<Result<Upgraded, ApiError>>;
 
-    /// Has the port polled by the engine with this name, like `poll-3`; `none`: by any. It is the port's setting `engine`, too. The rest is as of
+    /// Has the port or uplink polled by the engine with this name, like `poll-3`; `ports`: by none, it has a thread of its own; `none`: by any. It is the
+    /// port's setting `engine`, too. While no core polls it is only remembered, and `processes` is empty. The rest is as of
     /// `engine_add`.
     async fn engine_move(
         &mut self,

@@ -10,7 +10,7 @@ pub struct Engine {
     pub name: String,
     /// `poll`: a core that does nothing else; `helper`: one whose idle cycles are used; `ports`: where ports' own threads may run.
     pub kind: String,
-    /// Its CPU; of `ports`, all of them, as people write lists.
+    /// Its CPU; of `ports`, all of them, as people write lists: none that polls, unless there is no other.
     pub cpus: String,
     /// Processor time, in nanoseconds, that its threads have used since the switch was started; none if there is no thread.
     pub cpu_ns: Option<u64>,
@@ -27,7 +27,7 @@ pub struct EngineList {
     pub engines: Vec<Engine>,
     /// CPUs that are to poll, as they are set: as people write lists, or `none`.
     pub poll: String,
-    /// CPUs that are to have helpers while none polls: a list, `none`, or `all` of `ports`.
+    /// CPUs that are to have helpers, but for those that poll: a list, `none`, or `all` of `ports`.
     pub helper: String,
     /// CPUs where the switch may run: a list, or `all` that lasthop may use.
     pub ports: String,

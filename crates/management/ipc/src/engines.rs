@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 /// Who does ports' work on a CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum EngineKind {
-    /// A thread that does nothing but poll. Where there is one, there are neither helpers nor ports' threads.
+    /// A thread that does nothing but poll. Where there is one, such threads have all ports that are not set to their own.
     Poll,
     /// A thread that works on cycles which nobody else wants.
     Helper,
@@ -40,7 +40,8 @@ pub enum EngineChange {
     Add(EngineKind, String),
     /// There is none of this kind on these CPUs.
     Del(EngineKind, String),
-    /// The port with this name is polled by the engine with that one, like `poll-3`; `none`: by any.
+    /// The port or uplink with this name is polled by the engine with that one, like `poll-3`, or has a thread of its own (`ports`); `none`: is polled by any
+    /// that does.
     Move(String, String),
     /// Of each kind that is given there are engines on these CPUs, and on no others; `none` for no CPU, `all` for those that there are. In the order of
     /// [`EngineKind::ALL`].

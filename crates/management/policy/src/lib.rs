@@ -88,8 +88,8 @@ pub use mirror::{MAX_MIRRORED, MAX_SAMPLE, Mirror, Mirrored};
 pub use name::{check_name, check_new_name};
 pub use rate::{Rate, Unit};
 pub use settings::{
-    ENGINE, FLAGS, MAX_ADDRESSES, MAX_CPU, MAX_CPU_TO, MIN_RATE, OF_SWITCH, OF_SWITCH_WORDS, OF_UPLINKS, PortSettings,
-    QUEUE_OF, QueueOf, RATE_TO, SETTINGS, STATIC_MAC, engine_name, polled_cpu,
+    ENGINE, FLAGS, MAX_ADDRESSES, MAX_CPU, MAX_CPU_TO, MIN_RATE, OF_SWITCH, OF_SWITCH_WORDS, OF_UPLINKS,
+    OF_UPLINKS_WORDS, PortEngine, PortSettings, QUEUE_OF, QueueOf, RATE_TO, SETTINGS, STATIC_MAC, engine_name,
 };
 pub use snooping::{GROUPS_MAX, GROUPS_PER_PORT_MAX, GroupView, LEFT_MS, MEMBERSHIP_MS, ROUTER_MS};
 pub use statics::{MAX_STATIC, StaticMac};

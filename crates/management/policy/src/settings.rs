@@ -1,5 +1,6 @@
 //! What a port is told to do, beside access lists: its VLANs, whose addresses it may use, whom it talks to.
 
+mod engine;
 mod queue_of;
 mod values;
 
@@ -9,11 +10,12 @@ use crate::membership::Membership;
 use crate::rate::{Rate, Unit};
 use crate::statics::{MAX_STATIC, StaticMac};
 use crate::vlans::{ParseVlansError, Vlans, vlan_id};
+pub use engine::{PortEngine, engine_name};
 use lasthop_text::MacAddr;
 use lasthop_text::parse_mac;
 pub use queue_of::QueueOf;
 use serde::{Deserialize, Serialize};
-use std::fmt::{self, Display};
+use std::fmt;
 use std::net::IpAddr;
 use values::{connections, grants, max_cpu, max_ring, nat_ports, priority, weight};
 
@@ -66,8 +68,8 @@ pub struct PortSettings {
     pub max_cpu: Option<u16>,
     /// Hundredths of a processor that it may take to copy packets to its guest; any number if nothing is said.
     pub max_cpu_to: Option<u16>,
-    /// The CPU of the engine that polls its rings, written as that is called: `poll-3`. Any if nothing is said, or there is none.
-    pub engine: Option<u16>,
+    /// The engine that looks after its rings. Any that polls if nothing is said, or there is none like that; and its own thread if none polls.
+    pub engine: Option<PortEngine>,
     /// What is gathered before its guest kicks while it sends a stream; as all ports if nothing is said, which this crate does not know.
     pub tx_batch: Option<Batch>,
     /// What is gathered before its guest is interrupted while it runs.
@@ -131,14 +133,16 @@ pub const MAX_CPU: &str = "max-cpu";
 /// How much of a processor it may take to copy packets to a port's guest.
 pub const MAX_CPU_TO: &str = "max-cpu-to";
 
-/// Which of the engines that poll a port's rings are polled by.
+/// Which engine looks after a port's rings.
 pub const ENGINE: &str = "engine";
 
 /// Addresses that live at a port, or an uplink, for good.
 pub const STATIC_MAC: &str = "static-mac";
 
 /// The settings that uplinks have, too.
-pub const OF_UPLINKS: &[&str] = &[RATE_TO, STATIC_MAC];
+pub const OF_UPLINKS: &[&str] = &[RATE_TO, ENGINE, STATIC_MAC];
+/// The same in words.
+pub const OF_UPLINKS_WORDS: &str = "rate-to, engine and static-mac";
 
 /// The one that needs an uplink with room for it.
 pub const QUEUE_OF: &str = "queue-of";
@@ -195,7 +199,7 @@ impl PortSettings {
             "priority" => self.priority = if is_none(value) { None } else { Some(priority(value)?) },
             MAX_CPU => self.max_cpu = if is_none(value) { None } else { max_cpu(value)? },
             MAX_CPU_TO => self.max_cpu_to = if is_none(value) { None } else { max_cpu(value)? },
-            ENGINE => self.engine = if is_none(value) { None } else { Some(engine(value)?) },
+            ENGINE => self.engine = if is_none(value) { None } else { Some(value.parse()?) },
             "tx-batch" => self.tx_batch = batch(value)?,
             "rx-batch" => self.rx_batch = batch(value)?,
             "snooping" => self.snooping = on(value)?,
@@ -320,7 +324,7 @@ impl PortSettings {
             self.priority.map(|n| text(&n)),
             self.max_cpu.map(|n| text(&n)),
             self.max_cpu_to.map(|n| text(&n)),
-            self.engine.map(|cpu| engine_name(POLL, cpu)),
+            self.engine.map(|engine| text(&engine)),
             self.tx_batch.map(|batch| text(&batch)),
             self.rx_batch.map(|batch| text(&batch)),
             self.link_down.then(|| "down".to_owned()),
@@ -395,26 +399,6 @@ fn trunk(value: &str) -> Result<Option<Vlans>, String> {
         _ => format!("write ids and ranges such as 10,20-30, {OR_NONE}"),
     };
     value.replace(',', ":").parse().map(Some).map_err(|e: ParseVlansError| e.but(&instead))
-}
-
-/// Engines that poll.
-const POLL: &str = "poll";
-
-/// How an engine of this kind, `poll` or `helper`, on this CPU is called; and its thread, by the switch.
-pub fn engine_name(kind: &str, cpu: impl Display) -> String {
-    format!("{kind}-{cpu}")
-}
-
-/// The CPU of an engine that polls, by its name.
-pub fn polled_cpu(engine: &str) -> Option<u16> {
-    engine.strip_prefix(POLL)?.strip_prefix('-')?.parse().ok().filter(|cpu| *cpu != u16::MAX)
-}
-
-fn engine(value: &str) -> Result<u16, String> {
-    polled_cpu(value).ok_or_else(|| {
-        let such = engine_name(POLL, 3);
-        format!("no engine that polls is called so; write one such as {such} (`lasthop engine list`), {OR_NONE}")
-    })
 }
 
 fn on(value: &str) -> Result<bool, String> {

@@ -184,7 +184,8 @@ fn a_device_is_told_what_is_said_of_guests() {
         assert_eq!(words.join(" "), told);
         assert_eq!(parse(&words).for_device(false), said, "and says the same");
     }
-    assert_eq!(parse(&["--helpers", "2-3"]).for_device(true).len(), 3, "one that polls has no helpers");
+    let polls = parse(&["--helpers", "2-3"]).for_device(true);
+    assert_eq!(polls.last(), Some(&("--helpers", "none".to_owned())), "one that polls keeps to its cores");
 }
 
 #[test]
@@ -216,15 +217,19 @@ fn settings_of_uplinks_are_among_the_options() {
     let settings = |text: &str| parse_uplink_arg(text).map(|uplink| (uplink.spec.device, uplink.settings));
     let set = |name: &str, value: &str| (name.to_owned(), value.to_owned());
     let mac = "52:54:00:00:00:01";
-    let wanted = vec![set("rate-to", "950M"), set("static-mac", mac)];
+    let wanted = vec![set("rate-to", "950M"), set("static-mac", mac), set("engine", "poll-3")];
     assert_eq!(
-        settings(&format!("net=eth1,rate-to=950M,spare,static-mac={mac},driver=tap")),
+        settings(&format!("net=eth1,rate-to=950M,spare,static-mac={mac},driver=tap,engine=poll-3")),
         Ok(("eth1".into(), wanted))
     );
     assert_eq!(settings("net=eth1"), Ok(("eth1".into(), vec![])));
-    for (bad, said) in
-        [("rate-to=fast", "is no rate"), ("rate-to", "write rate-to=RATE"), ("weight=5", "rate-to and static-mac")]
-    {
+    for (bad, said) in [
+        ("rate-to=fast", "is no rate"),
+        ("rate-to", "write rate-to=RATE"),
+        ("weight=5", "rate-to, engine and static-mac"),
+        ("engine=core-3", "no port can be set to an engine of that name"),
+        ("engine", "write engine=poll-CPU or ports"),
+    ] {
         assert!(settings(&format!("net=eth1,{bad}")).is_err_and(|e| e.contains(said)), "{bad}");
     }
 }

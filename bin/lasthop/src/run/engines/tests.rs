@@ -35,12 +35,24 @@ fn engines_come_go_and_move() {
     let none = Engines::default();
     assert_eq!(told(&none), (vec![], (0..8).collect()));
     let one = change(&none, EngineChange::Add(poll, "3,5".into())).unwrap();
-    assert_eq!(told(&one), (vec![3, 5], vec![]), "no helpers beside cores that poll");
-    assert!(one.check_engine(None).is_ok() && one.check_engine(Some(5)).is_ok());
-    assert!(one.check_engine(Some(4)).unwrap_err().contains("CPUs that poll are 3,5"));
-    assert!(none.check_engine(Some(4)).unwrap_err().contains("no core polls"));
+    assert_eq!(told(&one), (vec![3, 5], vec![0, 1, 2, 4, 6, 7]), "no helper where a core polls");
+    for engine in [None, Some(PortEngine::Poll(5)), Some(PortEngine::Ports)] {
+        assert!(
+            one.check_engine(engine).is_ok()
+                && none.check_engine(engine).is_ok() == (engine != Some(PortEngine::Poll(5)))
+        );
+    }
+    let four = Some(PortEngine::Poll(4));
+    assert!(one.check_engine(four).unwrap_err().contains("CPUs that poll are 3,5"));
+    assert!(none.check_engine(four).unwrap_err().contains("no core polls"));
+    let without = change(&one, EngineChange::Del(helper, "0-2".into())).unwrap();
+    assert_eq!(told(&without), (vec![3, 5], vec![4, 6, 7]));
+    let one_back = change(&without, EngineChange::Add(helper, "1".into())).unwrap();
+    assert_eq!(told(&one_back), (vec![3, 5], vec![1, 4, 6, 7]));
+    let polls_no_more = change(&one_back, EngineChange::Del(poll, "3,5".into())).unwrap();
+    assert_eq!(told(&polls_no_more), (vec![], vec![1, 3, 4, 5, 6, 7]), "helpers of cores that polled are there again");
     let gone = change(&one, EngineChange::Del(poll, "3,5".into())).unwrap();
-    assert_eq!(gone, none, "helpers and ports' threads again");
+    assert_eq!(gone, none, "as before");
     let fewer = change(&gone, EngineChange::Del(helper, "0-5".into())).unwrap();
     assert_eq!(told(&fewer), (vec![], vec![6, 7]));
     let bounded = change(&fewer, EngineChange::Set([None, Some("all".into()), Some("2-3".into())])).unwrap();
@@ -58,7 +70,9 @@ fn what_cannot_be_is_refused() {
         (EngineChange::Add(poll, "5".into()), "choose from 2-4"),
         (EngineChange::Add(poll, "3".into()), "there is a poll engine on CPU 3 already"),
         (EngineChange::Del(poll, "4".into()), "there is no poll engine on CPU 4"),
-        (EngineChange::Add(helper, "2".into()), "no helpers while CPU 3 polls"),
+        (EngineChange::Add(helper, "2".into()), "there is a helper engine on CPU 2 already"),
+        (EngineChange::Add(helper, "3".into()), "CPU 3 polls and has no cycles left for a helper"),
+        (EngineChange::Del(helper, "3".into()), "there is no helper engine on CPU 3"),
         (EngineChange::Del(ports, "3".into()), "the poll engine on CPU 3 would be where the switch may not run"),
         (EngineChange::Del(ports, "2-4".into()), "no CPU would be left"),
         (EngineChange::Set([Some("2,8".into()), None, None]), "poll CPU 8 cannot be used"),
@@ -66,6 +80,20 @@ fn what_cannot_be_is_refused() {
         let error = some.changed(&change, &allowed).unwrap_err();
         assert!(error.contains(word), "{change:?}: {error}");
     }
+}
+
+/// Ports' threads and the main one keep off cores that poll, where there are others.
+#[test]
+fn a_core_that_polls_is_left_to_that() {
+    let left = |poll: &str, ports: &str| {
+        engines(poll, "all", ports).of_threads_among(&list("0-7")).map(|cpus| cpus.to_string())
+    };
+    assert_eq!(left("none", "all"), None);
+    assert_eq!(left("none", "2-4").as_deref(), Some("2-4"));
+    assert_eq!(left("3", "2-4").as_deref(), Some("2,4"));
+    assert_eq!(left("3", "all").as_deref(), Some("0-2,4-7"));
+    assert_eq!(left("2-4", "2-4").as_deref(), Some("2-4"), "there is no other");
+    assert_eq!(left("0-7", "all"), None);
 }
 
 #[test]

@@ -25,6 +25,7 @@ fn what_is_said_is_shown_and_kept() {
         ("priority=1", "priority=1"),
         ("weight=2 max-ring=512", "max-ring=512 weight=2"),
         ("engine=poll-1 max-cpu=20% weight=2", "weight=2 max-cpu=20 engine=poll-1"),
+        ("engine=ports", "engine=ports"),
         ("max-cpu-to=5 max-cpu=20", "max-cpu=20 max-cpu-to=5"),
         (
             "vlan=10 static-mac=52:54:00:00:00:02 static-mac=52:54:00:00:00:01@10",
