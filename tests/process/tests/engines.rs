@@ -1,5 +1,6 @@
 //! `lasthop engine`: which CPUs do ports' work is changed while guests exchange frames. None is lost, nobody connects again.
 
+#[allow(dead_code, reason = "the wire alone is used here")]
 mod outside;
 
 use lasthop_sys::{CpuList, bind_current_thread};
