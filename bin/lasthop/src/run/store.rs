@@ -519,7 +519,7 @@ mod tests {
             "{\"version\":1,\"ports\":[{\"name\":\"a\",\"path\":\"/x\",\"tx_batch\":{\"us\":1,\"packets\":40000}}]}",
             "{\"version\":1,\"ports\":[],\"uplinks\":[{\"name\":\"a\",\"device\":\"b\",\"queues\":1,\"vlans\":\"5000\"}]}",
             "{\"version\":1,\"ports\":[],\"settings\":{\"a\":\"vlan=5000\"}}",
-            "{\"version\":1,\"ports\":[],\"given\":{\"wire\":\"5000\"}}",
+            "{\"version\":1,\"ports\":[],\"given\":{\"wire\":{\"start\":7,\"vlans\":\"5000\"}}}",
             "{\"version\":1,\"ports\":[],\"mirrors\":[{\"name\":\"m\",\"from\":[\"a\"],\"to\":\"a\",\"direction\":\"both\"}]}",
             "{\"version\":1,\"ports\":[],\"mirrors\":[{\"name\":\"m\",\"from\":[\"a\"],\"to\":\"b\",\"direction\":\"in\"}]}",
         ] {
