@@ -89,7 +89,7 @@ impl Given {
             return None;
         }
         // One whose first start could not be saved finds what is of an earlier one.
-        let is_of_this = |of: &SavedGiven| self.start.is_some() && of.start == self.start;
+        let is_of_this = |of: &SavedGiven| Some(of.start) == self.start;
         for uplink in uplinks {
             match saved.given.get(&uplink.name) {
                 Some(of) if is_of_this(of) => uplink.vlans.clone_from(&of.vlans),

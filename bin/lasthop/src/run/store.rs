@@ -7,7 +7,9 @@ use super::engines::EnginesOfRun;
 use super::owner::FileOwner;
 use lasthop_policy::Batch;
 use lasthop_policy::{Mirror, PortSettings, Vlans, acl::Book};
-use serde::{Deserialize, Serialize};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::Value;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -96,12 +98,11 @@ pub struct Saved {
     pub given: BTreeMap<String, SavedGiven>,
 }
 
-/// A port or uplink of a device's command line.
+/// A port or uplink of a device's command line. What another release says of it besides is passed over.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct SavedGiven {
     /// The number of the device's first start since which it is there. What was told before another one does not hold.
-    pub start: Option<u32>,
+    pub start: u32,
     /// The VLANs that it carries; none: all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vlans: Option<Vlans>,
@@ -120,8 +121,14 @@ struct Document {
     settings: BTreeMap<String, PortSettings>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     mirrors: Vec<Mirror>,
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty", deserialize_with = "those_of_a_start")]
     given: BTreeMap<String, SavedGiven>,
+}
+
+/// What has no number of a start was written by another release, and is of none that this one could go on with.
+fn those_of_a_start<'de, D: Deserializer<'de>>(given: D) -> Result<BTreeMap<String, SavedGiven>, D::Error> {
+    let given = BTreeMap::<String, Value>::deserialize(given)?.into_iter().filter(|(_, of)| of["start"].is_u64());
+    given.map(|(name, of)| Ok((name, SavedGiven::deserialize(of).map_err(D::Error::custom)?))).collect()
 }
 
 /// The files.
@@ -430,8 +437,7 @@ mod tests {
         let (name, from) = ("tap".into(), vec!["vm1".into(), "not.there".into()]);
         let mirrors =
             vec![Mirror { name, from, to: "vm2".into(), direction: Mirrored::FromGuest, sample: 100, labelled: false }];
-        let given =
-            |vlans: Option<&str>| SavedGiven { start: Some(u32::MAX), vlans: vlans.map(|v| v.parse().unwrap()) };
+        let given = |vlans: Option<&str>| SavedGiven { start: u32::MAX, vlans: vlans.map(|v| v.parse().unwrap()) };
         let given = [("wire".to_owned(), given(Some("untagged:10"))), ("vm3".to_owned(), given(None))].into();
         let saved = Saved { ports, uplinks, taps, settings, mirrors, given };
         store.save(saved.clone()).unwrap();
@@ -485,6 +491,23 @@ mod tests {
             ports,
             [SavedPort { name: "vm1".into(), path: "/x".into(), client: true, tx_batch: None, owner: None }]
         );
+    }
+
+    /// What another release has written of a device's command line is of no start that this one knows.
+    #[test]
+    fn what_a_device_was_given_in_another_form_is_of_another_start() {
+        let dir = tempfile::tempdir().unwrap();
+        for (text, read) in [
+            (r#"{"vm1":null,"wire":"untagged:10"}"#, vec![]),
+            (r#"{"vm1":{"option":123456789012345678,"vlans":"10"}}"#, vec![]),
+            (r#"{"vm1":[1],"vm2":{"start":7,"more":1},"vm3":{"start":"8"}}"#, vec![("vm2", 7)]),
+        ] {
+            std::fs::write(dir.path().join("ports.json"), format!(r#"{{"version":1,"ports":[],"given":{text}}}"#))
+                .unwrap();
+            let given = Store::new(dir.path()).load().expect(text).given;
+            let saved = |(name, start): (&str, u32)| (name.to_owned(), SavedGiven { start, vlans: None });
+            assert_eq!(given, read.into_iter().map(saved).collect(), "{text}");
+        }
     }
 
     #[test]

@@ -149,12 +149,13 @@ impl Supervisor {
 
     /// Of a device: what is there of its command line, by name.
     pub(super) fn given_of_device(&self, except: Option<PortId>) -> BTreeMap<String, SavedGiven> {
-        let Some(device) = &self.of_device else { return BTreeMap::new() };
+        let started = self.of_device.as_ref().and_then(|device| Some((device, device.start?)));
+        let Some((device, start)) = started else { return BTreeMap::new() };
         let ports = self.ports.values().map(|port| (&port.config, None));
         let uplinks = self.uplinks.values().filter(|uplink| !uplink.is_leaving());
         let all = ports.chain(uplinks.map(|uplink| (&uplink.config, uplink.spec.vlans.as_ref())));
         let given = all.filter(|(config, _)| Some(config.id) != except && device.given.contains(&config.name));
-        let saved = |vlans: Option<&Vlans>| SavedGiven { start: device.start, vlans: vlans.cloned() };
+        let saved = |vlans: Option<&Vlans>| SavedGiven { start, vlans: vlans.cloned() };
         given.map(|(config, vlans)| (config.name.clone(), saved(vlans))).collect()
     }
 }
