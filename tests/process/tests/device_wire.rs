@@ -384,11 +384,23 @@ fn a_device_starts_where_nothing_can_be_remembered() {
     let mut site = Site::new("nic0,wire=v0:af_packet");
     let in_the_way = site.lasthop.state_file("devices/nic0/ports.json.new");
     std::fs::create_dir(&in_the_way).unwrap();
+    // Set beside another command line; and in a place of its own, from which nobody takes it.
+    let engines = site.lasthop.state_file("devices/nic0/engines.json");
+    std::fs::write(&engines, r#"{"given":{"ports":"0"},"now":{"ports":"0"}}"#).unwrap();
+    let (run, file) = (site.run().to_string(), engines.to_str().unwrap());
+    let mounted = Command::new("nsenter").args(["--mount", "--target", &run, "mount", "--bind", file, file]).status();
+    assert!(mounted.unwrap().success());
     site.run_is_killed();
     site.wire_is("up");
     site.is_reached();
     let log = site.lasthop.log();
-    assert!(log.contains("may not hold when it is started again"), "{log}");
+    for says in [
+        "ports and the wire of this device are told may not hold",
+        "engines.json: ",
+        "engines of this device may be other ones",
+    ] {
+        assert!(log.contains(says), "{says}: {log}");
+    }
     std::fs::remove_dir(in_the_way).unwrap();
     site.end();
 }

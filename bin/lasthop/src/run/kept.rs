@@ -13,7 +13,7 @@ impl Supervisor {
             if !device {
                 return Err(why);
             }
-            warn!("{why}; which engines this device has is what its command line says when it is started again");
+            warn!("{why}; engines of this device may be other ones when it is started again");
         }
         if lists {
             self.store.save_lists(&self.lists)?;
