@@ -347,6 +347,7 @@ fn messages() -> Vec<Vec<u8>> {
         most_ns: 9,
         spent_ns: 99,
         held_to: Some([1000, 1_024_000]),
+        presses: true,
         missed_ms: Some(7),
         missed: 1,
     };

@@ -161,7 +161,8 @@ mod tests {
         spending.set_bounded(a, [true, false], 10);
         spending.set_bounded(b, [false, true], 400);
         assert!(spending.is_due(10) && !spending.is_due(1009) && spending.is_due(1010));
-        let bound = CpuBound { port: a, most_ns: 1, spent_ns: 2, held_to: None, missed_ms: None, missed: 0 };
+        let bound =
+            CpuBound { port: a, most_ns: 1, spent_ns: 2, held_to: None, presses: false, missed_ms: None, missed: 0 };
         let of_b = CpuBound { port: b, ..bound };
         spending.bounds_are([vec![bound], vec![of_b]]);
         assert_eq!((spending.bounds(a), spending.bounds(b)), ([Some(&bound), None], [None, Some(&of_b)]));

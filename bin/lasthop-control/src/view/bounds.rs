@@ -9,6 +9,7 @@ pub(crate) fn cpu_bound(bound: &CpuBound) -> lasthop_api::CpuBound {
         spent_ns: bound.spent_ns,
         packets_per_second: bound.held_to.map(|[packets, _]| packets).filter(|n| *n > 0),
         bytes_per_second: bound.held_to.map(|[_, bytes]| bytes).filter(|n| *n > 0),
+        presses: bound.presses,
         missed_ms: bound.missed_ms,
         missed: bound.missed,
     }
@@ -38,6 +39,7 @@ mod tests {
             most_ns: 50_000_000,
             spent_ns: 90_000_000,
             held_to: None,
+            presses: false,
             missed_ms: None,
             missed: 1,
         };

@@ -65,9 +65,8 @@ fn copies_to(facts: &Facts<'_>, port: &Port) -> Option<Finding> {
         )));
     }
     let lost = facts.drops(port, Way::To, "rate");
-    // Who has packets for this guest alone waits, and nothing is dropped: then it is known by what copies take.
-    let at_bound = bound.spent_ns.saturating_mul(4) >= bound.most_ns.saturating_mul(3);
-    let held = held.filter(|_| lost.now > 0 || at_bound)?;
+    // Who has packets for this guest alone waits, and nothing is dropped: then it is known by how much it gets.
+    let held = held.filter(|_| lost.now > 0 || bound.presses)?;
     let what = "more is sent to its guest than may be copied in its part of a processor: what is more waits at who sends it, or is dropped as rate";
     Some(
         Finding::at(name, MAX_CPU_TO, what)
@@ -143,8 +142,11 @@ mod tests {
         );
         assert!(finding.evidence[1].starts_with("held to 7000 packets a second, 5 "), "{}", finding.evidence[1]);
         assert_eq!(finding.command.as_deref(), Some("lasthop port set a --max-cpu-to none"));
+        // What is nearly all that it may take is no finding, as long as it gets less than it is held to.
+        let steady = CpuBound { spent_ns: 180_000_000, ..bound.clone() };
+        assert_eq!(site(&steady, 0), [], "all that comes gets there");
         // Its senders wait, and nothing is dropped.
-        let full = CpuBound { spent_ns: 190_000_000, ..bound.clone() };
+        let full = CpuBound { spent_ns: 190_000_000, presses: true, ..bound.clone() };
         let [finding] = &site(&full, 0)[..] else { panic!("one finding") };
         assert_eq!(finding.kind, MAX_CPU_TO);
         let [finding] = &site(&CpuBound { missed_ms: Some(7300), ..bound }, 0)[..] else { panic!("one finding") };

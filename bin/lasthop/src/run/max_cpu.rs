@@ -182,6 +182,7 @@ impl CpuBounds {
             most_ns: bounded.most_ns(),
             spent_ns: bounded.spent_ns,
             held_to: bounded.told.filter(|[told, held]| told != held).map(|[_, held]| [held.packets, held.bytes]),
+            presses: bounded.law.presses(),
             missed_ms: bounded.missed_since.map(|since| now.saturating_duration_since(since).as_millis() as u64),
             missed: bounded.missed,
         };
@@ -369,6 +370,24 @@ mod tests {
         fn woken(self, woken: u64) -> Self {
             Self { woken, ..self }
         }
+    }
+
+    /// One spike, and from then on nine tenths of what it may: all of it arrives, and the limit stays. It does not press, and a flood does.
+    #[test]
+    fn a_limit_that_nothing_waits_for_is_told() {
+        let spike = (work(300_000_000, 300_000, 0), [300_000_000, 0]);
+        let steady = (work(90_000_000, 60_000, 0), [90_000_000, 0]);
+        let flood = (work(100_000_000, 100_000, 0), [100_000_000, 0]);
+        let told = |looks: &[(PortWork, [u64; 2])]| {
+            let mut bounds = looked(looks);
+            bounds.hold(FROM, PORT, RateLimit::default());
+            bounds.told(Instant::now())[0][0]
+        };
+        let held = told(&[&[spike][..], &[steady; 60]].concat());
+        assert_eq!((held.held_to.is_some(), held.presses, held.spent_ns), (true, false, 90_000_000), "{held:?}");
+        let flooded = told(&[&[spike][..], &[flood; 60]].concat());
+        assert_eq!((flooded.held_to.is_some(), flooded.presses), (true, true), "{flooded:?}");
+        assert!(!told(&[steady; 9]).presses, "it is held to nothing");
     }
 
     /// With a bound of a tenth, looked at once a second; each time so much work more, and so much time of its thread and of helpers.

@@ -14,6 +14,9 @@ pub struct CpuBound {
     pub packets_per_second: Option<u64>,
     /// The same in bytes a second; null, too, where it is held to packets alone.
     pub bytes_per_second: Option<u64>,
+    /// Whether its guest sent, or got, at least four fifths of that in the last second that was looked at: else nothing waits for it.
+    #[serde(default)]
+    pub presses: bool,
     /// For how long the bound has not been kept, in ms; null while it is.
     pub missed_ms: Option<u64>,
     /// How often that has begun since the port or `lasthop run` began.

@@ -322,6 +322,8 @@ pub struct CpuBound {
     pub spent_ns: u64,
     /// Packets a second, and bytes, that its guest is held to for that, if it is; 0: any number.
     pub held_to: Option<[u64; 2]>,
+    /// It sent, or got, nearly as much, when that was last looked at.
+    pub presses: bool,
     /// For how many milliseconds the bound has not been kept, if it is not.
     pub missed_ms: Option<u64>,
     /// How often that has begun.

@@ -52,6 +52,9 @@ pub struct Law {
     /// Nanoseconds that were spent beyond the bound and not made up for.
     owed: f64,
     calm: u32,
+    /// Whether at the last look the guest had sent, or got, so much that its limit may have held it back.
+    #[serde(default)]
+    presses: bool,
     /// How often more was spent than the bound, less how often not.
     over: u32,
     missed: bool,
@@ -61,6 +64,11 @@ impl Law {
     /// What the guest is held to, in [`units`] a second.
     pub fn limit(&self) -> Option<f64> {
         self.limit
+    }
+
+    /// At the last look the guest had sent, or got, nearly what it is held to.
+    pub fn presses(&self) -> bool {
+        self.presses
     }
 
     /// The bound is not kept.
@@ -86,9 +94,10 @@ impl Law {
             return;
         };
         let presses = look.rate >= limit * PART;
+        self.presses = presses;
         self.calm = if presses || look.spent > most * PART { 0 } else { self.calm + 1 };
         if self.calm >= CALM && self.owed == 0.0 {
-            (self.limit, self.calm) = (None, 0);
+            (self.limit, self.calm, self.presses) = (None, 0, false);
             return;
         }
         let least = most / MOST_RISE.powi(2);
