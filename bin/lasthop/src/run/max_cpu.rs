@@ -92,9 +92,9 @@ impl Default for Bounded {
 struct Seen {
     at: Instant,
     work: PortWork,
-    /// Processor time of the port's own thread, and which that is.
-    thread: Option<(i32, u64)>,
-    /// That of all helpers.
+    /// Whose processor time is known, and that: the port's own thread's, or of copies to its guest the whole switch's.
+    worker: Option<(i32, u64)>,
+    /// That of all helpers and pollers; of copies it does not count, as it is in the switch's.
     engines_ns: u64,
 }
 
@@ -141,11 +141,11 @@ impl CpuBounds {
         &mut self,
         way: Way,
         work: &PortWork,
-        (thread, engines_ns): (Option<(i32, u64)>, u64),
+        (worker, engines_ns): (Option<(i32, u64)>, u64),
         now: Instant,
     ) -> (bool, Option<News>) {
         let Some(bounded) = self.of(way).get_mut(&work.port.0) else { return (false, None) };
-        let seen = Seen { at: now, work: *work, thread, engines_ns };
+        let seen = Seen { at: now, work: *work, worker, engines_ns };
         let Some(before) = bounded.seen.filter(|before| before.is_before(work)) else {
             bounded.seen = Some(seen);
             // Another program of this process has counted it, and said so.
@@ -159,7 +159,7 @@ impl CpuBounds {
         }
         bounded.seen = Some(seen);
         let limit = bounded.law.limit();
-        bounded.take(&before, &seen);
+        bounded.take(way, &before, &seen);
         let news = match (bounded.law.is_missed(), bounded.missed_since) {
             (true, None) => {
                 bounded.missed += 1;
@@ -200,19 +200,27 @@ impl Seen {
             && before.woken <= now.woken
     }
 
-    /// Nanoseconds that were spent until then. What the port's own thread took the kernel knows, and that it was woken and slept is in it; what it took for others'
-    /// packets is taken off ([`WAKE_NS`]). What others took for the port's packets, whoever moved them has counted with that, on the clock: on a crowded host far
-    /// more than the processor's time, of which it cannot be more than theirs together and the thread's.
-    fn spent(&self, now: &Self) -> u64 {
+    /// Nanoseconds that were spent until then.
+    ///
+    /// Of what its guest sends: what the port's own thread took the kernel knows, and that it was woken and slept is in it; what it took for others' packets is taken
+    /// off ([`WAKE_NS`]). What others took for the port's packets, whoever moved them has counted with that, on the clock: on a crowded host far more than the
+    /// processor's time, of which it cannot be more than theirs together and the thread's.
+    ///
+    /// Of copies to its guest: what whoever copied has counted, on the clock as well, and no more than the whole switch took.
+    fn spent(&self, way: Way, now: &Self) -> u64 {
         let busy = now.work.busy_ns - self.work.busy_ns;
-        match (self.thread, now.thread) {
-            (Some((thread, before)), Some((same, own))) if thread == same => {
-                let (own, engines) = (own.saturating_sub(before), now.engines_ns.saturating_sub(self.engines_ns));
+        let own = match (self.worker, now.worker) {
+            (Some((worker, before)), Some((same, own))) if worker == same => own.saturating_sub(before),
+            // Pollers have its rings, each with a core of its own; or another thread, or switch, has come since.
+            _ => return busy,
+        };
+        match way {
+            Way::From => {
+                let engines = now.engines_ns.saturating_sub(self.engines_ns);
                 let woken = (now.work.woken - self.work.woken).saturating_mul(WAKE_NS);
                 own.min(busy.saturating_add(woken)).max(busy.min(own + engines))
             }
-            // Pollers have its rings, each with a core of its own; or somebody else's thread has copied.
-            _ => busy,
+            Way::To => busy.min(own),
         }
     }
 }
@@ -252,7 +260,7 @@ impl Bounded {
         now != held && (has_changed || differs(now.packets, held.packets) || differs(now.bytes, held.bytes))
     }
 
-    fn take(&mut self, before: &Seen, now: &Seen) {
+    fn take(&mut self, way: Way, before: &Seen, now: &Seen) {
         let seconds = now.at.saturating_duration_since(before.at).as_secs_f64();
         let [packets, bytes] =
             [now.work.packets - before.work.packets, now.work.bytes - before.work.bytes].map(|count| count as f64);
@@ -260,7 +268,7 @@ impl Bounded {
         if sent > 0.0 {
             self.mix = [packets / sent, bytes / sent];
         }
-        let spent = before.spent(now) as f64 / seconds;
+        let spent = before.spent(way, now) as f64 / seconds;
         self.spent_ns = spent as u64;
         self.law.look(self.most_ns() as f64, Look { seconds, spent, rate: sent / seconds });
     }
@@ -433,19 +441,20 @@ mod tests {
         );
     }
 
-    /// The clock goes on while others have the processor.
+    /// The clock goes on while others have the processor. What helpers took is in the switch's time.
     #[test]
     fn copies_take_no_more_than_the_whole_switch() {
         let (mut bounds, at) = (CpuBounds::default(), Instant::now());
         bounds.copies.entry(PORT.0).or_default().percent = 10;
         for (busy_ns, switch_ns, after) in [(0, 7, 0), (900_000_000, 50_000_007, 1)] {
             let at = at + Duration::from_secs(after);
-            bounds.look(Way::To, &work(busy_ns, 1000 * after, 60_000 * after), (Some((9, switch_ns)), 0), at);
+            let engines_ns = 400_000_000 * after;
+            bounds.look(Way::To, &work(busy_ns, 1000 * after, 60_000 * after), (Some((9, switch_ns)), engines_ns), at);
         }
         assert_eq!(bounds.told(at)[1][0].spent_ns, 50_000_000);
     }
 
-    /// Its guest may send what it likes, and what is copied to it is known by the clock alone.
+    /// Its guest may send what it likes. Here nobody knows the switch's time: what is copied to it is known by the clock alone.
     #[test]
     fn what_is_copied_to_a_guest_has_a_bound_of_its_own() {
         let (mut bounds, at) = (CpuBounds::default(), Instant::now());
