@@ -70,11 +70,13 @@ pub(crate) struct Target<'a> {
     header_len: usize,
     join: bool,
     pub(crate) counters: &'a PortCounters,
-    /// Delivered so far.
+    /// Delivered so far; of a packet that did not arrive whole the bytes of the segments that did.
     pub(crate) packets: u64,
     pub(crate) bytes: u64,
-    /// Packets of which some segments are delivered and there were no buffers for more, and bytes of those segments.
-    pub(crate) in_part: [u64; 2],
+    /// Packets of which some segments arrived, and not all.
+    pub(crate) in_part: u64,
+    /// Bytes of frames that [`Target::stage`] has seen.
+    staged: usize,
     /// Packets that might have waited have found no buffers.
     pub(crate) is_short: bool,
     /// Others that wait are to have buffers first.
@@ -149,7 +151,8 @@ impl<'a> Target<'a> {
             counters,
             packets: 0,
             bytes: 0,
-            in_part: [0; 2],
+            in_part: 0,
+            staged: 0,
             is_short: false,
             out_of_turn: false,
             work: 0,
@@ -223,13 +226,21 @@ impl<'a> Target<'a> {
         if self.is_refused() || self.out_of_turn {
             return Err(Undelivered::NoBuffers);
         }
-        if packet.offload == Offload::None && packet.frame_len <= self.any_frame {
-            self.as_is(&VnetHdr::default(), packet, pieces)?;
+        let before = self.staged;
+        let result = if packet.offload == Offload::None && packet.frame_len <= self.any_frame {
+            self.as_is(&VnetHdr::default(), packet, pieces)
         } else {
-            self.offloaded(packet, pieces, whole)?;
+            self.offloaded(packet, pieces, whole)
+        };
+        match result {
+            Ok(()) => self.count(1, packet.frame_len, 0),
+            Err(_) if self.staged > before => {
+                self.in_part += 1;
+                self.bytes += (self.staged - before) as u64;
+            }
+            Err(_) => {}
         }
-        self.count(1, packet.frame_len, 0);
-        Ok(())
+        result
     }
 
     /// Counts packets, and descriptors of those that [`Target::stage`] has not seen.
@@ -306,11 +317,7 @@ impl<'a> Target<'a> {
             };
             match self.reserve(segment.frame_len()) {
                 // Some are delivered: it must not begin again.
-                Err(Undelivered::NoBuffers) if i > 0 => {
-                    self.in_part = [self.in_part[0] + 1, self.in_part[1] + segment.payload.start as u64];
-                    return Err(DropReason::NoBuffers.into());
-                }
-                Err(Undelivered::NoBuffers) if !whole => return Err(DropReason::NoBuffers.into()),
+                Err(Undelivered::NoBuffers) if i > 0 || !whole => return Err(DropReason::NoBuffers.into()),
                 reserved => reserved?,
             }
             let payload = segment.payload.clone();
@@ -369,6 +376,7 @@ impl<'a> Target<'a> {
     #[inline]
     fn stage(&mut self, frame_len: usize) {
         self.work += frame_len + FRAME_WORK;
+        self.staged += frame_len;
         self.counters.descriptors.add(self.buffers.pieces().len() as u64);
         self.buffers.stage(&mut self.started.ring, self.header_len + frame_len);
     }
