@@ -2,7 +2,6 @@
 
 use lasthop_connection::{Answer, Ask, LONGEST};
 use lasthop_ipc::{Channel, ChannelError};
-use lasthop_log::Log;
 use lasthop_sys::{Beat, Foreign};
 use lasthop_vhostuser::{Lost, Switch};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -14,15 +13,12 @@ use std::rc::Rc;
 pub struct Remote {
     channel: Channel<Ask, Answer>,
     beat: Rc<Beat>,
-    log: Log,
-    /// Name of the port.
-    port: Rc<str>,
 }
 
 impl Remote {
     /// `beat`: the sign of life of this thread, which waits for want of work while it waits for the switch.
-    pub fn new(channel: OwnedFd, beat: Rc<Beat>, log: Log, port: &str) -> Self {
-        Self { channel: Channel::within(channel, LONGEST), beat, log, port: port.into() }
+    pub fn new(channel: OwnedFd, beat: Rc<Beat>) -> Self {
+        Self { channel: Channel::within(channel, LONGEST), beat }
     }
 }
 
@@ -33,7 +29,7 @@ impl Switch for Remote {
             // It has ended the connection, and said so before.
             Ok(()) | Err(ChannelError::Closed) => Ok(()),
             Err(error) => {
-                crate::say(&self.log, &self.port, format_args!("the switch cannot be asked: {error}"));
+                tracing::error!("the switch cannot be asked: {error}");
                 Err(Lost)
             }
         }

@@ -94,7 +94,7 @@ struct Seen {
     work: PortWork,
     /// Whose processor time is known, and that: the port's own thread's, or of copies to its guest the whole switch's.
     worker: Option<(i32, u64)>,
-    /// That of all helpers; of copies it does not count, as it is in the switch's.
+    /// That of all helpers and pollers; of copies it does not count, as it is in the switch's.
     engines_ns: u64,
 }
 

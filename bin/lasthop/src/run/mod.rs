@@ -154,7 +154,6 @@ pub fn run(args: RunArgs) -> ExitCode {
     levels::begin(&log);
 
     lasthop_sys::keep_descriptors_from_children();
-    lasthop_sys::share_one_heap();
     // Lines that others cause must not hold up the children's care when nobody reads them.
     // Threads that are made from here on, that of the log first, leave SIGTERM to the supervisor; of one that did not the process
     // would die at once, and its children be killed with it.

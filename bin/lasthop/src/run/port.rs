@@ -221,11 +221,6 @@ impl Port {
         }
     }
 
-    /// Whether a front-end has come and is not handed over yet.
-    pub fn has_front_end_waiting(&self) -> bool {
-        matches!(self.end, End::Listen { waiting: Some(_), .. })
-    }
-
     /// Does not look at the listener for a while.
     fn rest(&mut self, cx: Context<'_>, wait: Duration, why: String) {
         let End::Listen { listener: Some(listener), again_at, .. } = &mut self.end else { return };

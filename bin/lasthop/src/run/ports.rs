@@ -80,7 +80,7 @@ impl Supervisor {
     }
 
     pub(super) fn insert(&mut self, port: Port) {
-        self.sessions.add(port.config.id, &port.config.name, port.config.client);
+        self.sessions.add(port.config.id, &port.config.name);
         self.ports.insert(port.config.id.0, port);
     }
 
@@ -133,9 +133,6 @@ impl Supervisor {
                     self.control.send(SupervisorToControl::SecondRefused { port: id, who }, None)
                 }
                 None => {}
-            }
-            if port.has_front_end_waiting() {
-                self.sessions.want(id, now);
             }
             let switch_up = self.switch.is_up() && self.sessions.is_up(id);
             let cx = Context { epoll: &self.epoll, presence: &self.presence, now, switch_up };

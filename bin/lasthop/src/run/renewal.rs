@@ -145,8 +145,7 @@ impl Supervisor {
             Target::Session(port) => {
                 let (name, before) = self.sessions.process(port)?;
                 let (kept, outdated) = self.sessions.renew(port)?;
-                // Of a port that nobody has used for long there is none: the next one is of the new program.
-                if !(all || outdated) || before.is_none() {
+                if !(all || outdated) {
                     return None;
                 }
                 if self.sessions.is_connected(port) && !self.uplinks.contains_key(&port) {

@@ -1,6 +1,5 @@
-//! The session processes: one for each port that has a front-end, or had one just now, uplinks' included, which speaks vhost-user with that front-end.
-//! It is started with the first, stays while front-ends come and go, and is started again when it ends. Of a port that connects, and of an uplink, it is
-//! there from the beginning.
+//! The session processes: one for each port, uplinks' included, which speaks vhost-user with that port's front-end. It is started
+//! with the port, stays while front-ends come and go, and is started again when it ends.
 
 mod handed;
 mod renewed;
@@ -10,7 +9,7 @@ use super::closing::Closing;
 use super::supervisor::Supervisor;
 pub use handed::SessionsState;
 use lasthop_ipc::Channel;
-use lasthop_session_ipc::{Bounds, LONGEST, SessionToSupervisor, Step, SupervisorToSession};
+use lasthop_session_ipc::{Bounds, SessionToSupervisor, Step, SupervisorToSession};
 use lasthop_sys::{Aside, Epoll};
 use lasthop_types::PortId;
 use std::collections::BTreeMap;
@@ -19,7 +18,7 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tracing::{debug, info, warn};
+use tracing::{info, warn};
 
 /// Channels to session processes: this plus the port's number; and their ends.
 const CHANNELS: u64 = 6 << 32;
@@ -29,8 +28,6 @@ pub const TOKENS: u64 = CHANNELS;
 /// For a session process that hangs the next front-end's greeting waits, and a move to another host: it is looked at so much more seldom than the switch
 /// is. Not while the guest has an IOMMU of its own: then the process is asked for each page, and all traffic of the port waits for it.
 const SELDOM: u32 = 4;
-/// For so long it stays when nobody is connected: front-ends that come and go are to start no processes.
-const KEEP: Duration = Duration::from_secs(10);
 
 /// The session process of one port.
 #[derive(Debug)]
@@ -47,12 +44,6 @@ struct Session {
     aside: Arc<Aside>,
     /// Another program is to take its place once no front-end is connected.
     outlived: bool,
-    /// It is there whoever is connected.
-    always: bool,
-    /// When it last had something to do.
-    used: Instant,
-    /// It is ending, for want of that.
-    unused: bool,
 }
 
 /// All of them, by their ports' numbers.
@@ -73,16 +64,14 @@ impl Sessions {
         Self { program, watchdog, all: BTreeMap::new(), bounds: BTreeMap::new(), waits: false }
     }
 
-    /// There is this port. `always`: its process is started in the next step, and stays.
-    pub fn add(&mut self, port: PortId, name: &str, always: bool) {
+    /// There is this port: its process is started in the next step.
+    pub fn add(&mut self, port: PortId, name: &str) {
         let id = u64::from(port.0);
         let (program, watchdog) = (self.program.clone(), self.limit(false));
         let child = Child::new(&process(name), program, arguments(name), CHANNELS + id, PIDS + id);
-        let child = child.with_watchdog(watchdog, Duration::ZERO).with_messages_of(LONGEST);
+        let child = child.with_watchdog(watchdog, Duration::ZERO);
         let (name, aside) = (name.to_owned(), Aside::new(name));
-        let (copy, next, vm) = Default::default();
-        let (outlived, used, unused) = (false, Instant::now() - KEEP, false);
-        self.all.insert(port.0, Session { name, child, copy, next, vm, aside, outlived, always, used, unused });
+        self.all.insert(port.0, Session { name, child, copy: None, next: None, vm: None, aside, outlived: false });
     }
 
     /// Within which it is to be found out that a session process hangs, if that is to be found out.
@@ -120,14 +109,9 @@ impl Sessions {
         }
     }
 
-    /// A front-end waits for this port's process.
-    pub fn want(&mut self, port: PortId, now: Instant) {
-        self.all.get_mut(&port.0).into_iter().for_each(|session| session.used = now);
-    }
-
     /// Whether a front-end can be handed to this port's process.
     pub fn is_up(&self, port: PortId) -> bool {
-        let is_up = |session: &Session| session.child.is_ready() && !session.unused && !session.aside.is_stuck();
+        let is_up = |session: &Session| session.child.is_ready() && !session.aside.is_stuck();
         !self.waits && self.all.get(&port.0).is_some_and(is_up)
     }
 
@@ -137,6 +121,8 @@ impl Sessions {
         let (for_switch, for_session) = Channel::<(), ()>::pair().map_err(io::Error::other)?;
         session.part();
         session.vm = None;
+        // Starts the thread that lets go of the copy: the connection's end is a bad moment to find that there can be no more threads.
+        session.aside.drop_aside(());
         session.copy = Some(for_switch.try_clone()?);
         if let Some(bounds) = self.bounds.get(&port.0).filter(|bounds| **bounds != Bounds::default()) {
             // The process may be another than the one that was told.
@@ -207,7 +193,7 @@ impl Sessions {
 
     /// When [`Supervisor::step_sessions`] has something to do.
     pub fn deadline(&self) -> Option<Instant> {
-        self.all.values().filter_map(Session::deadline).min()
+        self.all.values().filter_map(|session| session.child.deadline()).min()
     }
 
     /// Numbers of the processes.
@@ -232,19 +218,8 @@ impl Sessions {
 }
 
 impl Session {
-    fn is_wanted(&self, now: Instant) -> bool {
-        self.always || self.copy.is_some() || now.saturating_duration_since(self.used) < KEEP
-    }
-
-    fn deadline(&self) -> Option<Instant> {
-        let ends = self.child.is_ready() && !self.always && self.copy.is_none() && !self.unused;
-        let child = self.child.deadline().filter(|_| self.child.is_up() || self.is_wanted(Instant::now()));
-        child.into_iter().chain(ends.then(|| self.used + KEEP)).min()
-    }
-
     fn part(&mut self) {
         if let Some(copy) = self.copy.take() {
-            self.used = Instant::now();
             self.let_go(copy);
         }
     }
@@ -268,19 +243,13 @@ impl Supervisor {
     /// Starts those that are due, ends those that hang, and sends what waits.
     pub(super) fn step_sessions(&mut self, now: Instant) {
         let (mut given_up, seldom) = (Vec::new(), self.sessions.limit(false));
-        for (id, session) in &mut self.sessions.all {
-            let wanted = session.is_wanted(now);
-            let Session { child, unused, .. } = session;
-            if !wanted && child.is_ready() && !*unused {
-                *unused = true;
-                child.make_way();
-            }
+        for (id, Session { child, .. }) in &mut self.sessions.all {
             child.check_hang(now);
             if let Some(hung) = child.kill_if_hung(now) {
                 warn!("{} hangs: it {}; replacing it", child.name(), hung.how);
             }
             given_up.extend(child.give_up(&self.epoll, now).map(|ended| (*id, ended)));
-            if wanted && child.is_due(now) {
+            if child.is_due(now) {
                 // Nobody is connected to the new one.
                 seldom.iter().for_each(|limit| child.set_limit(*limit, now));
                 if let Err(e) = child.start(&self.epoll, Vec::new()) {
@@ -320,10 +289,8 @@ impl Supervisor {
 
     /// The switch finds out by itself, and says that the connection has ended.
     fn session_ended(&mut self, id: u32, ended: &Ended, now: Instant) {
-        let Some(session) = self.sessions.all.get_mut(&id) else { return };
-        if std::mem::take(&mut session.unused) {
-            debug!("{}; nobody is connected", ended.what);
-        } else if ended.planned {
+        let Some(session) = self.sessions.all.get(&id) else { return };
+        if ended.planned {
             info!("{}; its new program takes its place", ended.what);
         } else {
             self.replaced.note(&process(&session.name), &ended.why, now);

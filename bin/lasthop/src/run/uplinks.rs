@@ -73,7 +73,7 @@ impl Supervisor {
         uplink.at_once = at_once;
         uplink.made = self.taps.get(&uplink.spec.device).and_then(|mac| parse_mac(mac).ok());
         uplink.set_link(link_state(self.links.as_ref(), &uplink.spec));
-        self.sessions.add(id, &uplink.config.name, true);
+        self.sessions.add(id, &uplink.config.name);
         self.uplinks.insert(id.0, uplink);
         id
     }

@@ -13,7 +13,6 @@ use std::io::Write;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
-pub use tracing_core::Level;
 
 /// Lines that may wait to be written; a line is some hundred bytes.
 const WAITING: usize = 1024;
@@ -34,8 +33,6 @@ struct Shared {
     left_out: AtomicU64,
     /// There is a thread that writes.
     started: AtomicBool,
-    /// It is started with the first line.
-    when_needed: AtomicBool,
 }
 
 impl Shared {
@@ -59,7 +56,7 @@ impl Shared {
         if left_out > 0 {
             let lines = if left_out == 1 { "line" } else { "lines" };
             let line = format!("{left_out} {lines} of this log left out: it was not read fast enough");
-            let _ = out.write_all(Format::current().own_line(Level::WARN, &line).as_bytes());
+            let _ = out.write_all(Format::current().own_line(tracing_core::Level::WARN, &line).as_bytes());
         }
         let _waiting = self.lines();
         self.in_hand.store(0, Ordering::Relaxed);
@@ -86,18 +83,6 @@ impl Log {
         thread.map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::AGAIN))?;
         self.0.started.store(true, Ordering::Relaxed);
         Ok(())
-    }
-
-    /// Has the first line start that thread, which writes to standard error: for processes of which there are many, and which rarely have
-    /// anything to say.
-    pub fn start_when_needed(&self) {
-        self.0.when_needed.store(true, Ordering::Relaxed);
-    }
-
-    /// Writes a line of this process's own, which no library has made.
-    pub fn say(&self, level: Level, text: &str) {
-        // It is one write, which takes all.
-        let _ = self.clone().write_all(Format::current().own_line(level, text).as_bytes());
     }
 
     #[cfg(test)]
@@ -132,7 +117,8 @@ impl Log {
         std::panic::set_hook(Box::new(move |panic| {
             let thread = std::thread::current();
             let what = panic.to_string().replace('\n', " ");
-            log.say(Level::ERROR, &format!("ERROR thread {} {what}; ending", thread.name().unwrap_or_default()));
+            let line = format!("ERROR thread {} {what}; ending", thread.name().unwrap_or_default());
+            let _ = log.clone().write_all(Format::current().own_line(tracing_core::Level::ERROR, &line).as_bytes());
             log.finish(Duration::from_millis(100));
             std::process::abort();
         }));
@@ -153,11 +139,6 @@ impl Write for Log {
             self.0.news.notify_all();
         } else {
             self.0.left_out.fetch_add(1, Ordering::Relaxed);
-        }
-        drop(waiting);
-        if self.0.when_needed.load(Ordering::Relaxed) && !self.0.started.swap(true, Ordering::Relaxed) {
-            // Without a thread it is tried again with the next line, and the end writes what there is.
-            self.0.started.store(self.start(std::io::stderr()).is_ok(), Ordering::Relaxed);
         }
         Ok(line.len())
     }

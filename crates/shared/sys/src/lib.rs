@@ -14,8 +14,6 @@ mod epoll;
 mod eventfd;
 #[cfg(any(test, feature = "supervisor"))]
 mod handed;
-#[cfg(any(test, feature = "programs"))]
-mod heap;
 pub mod hostview;
 mod inherit;
 #[cfg(any(test, feature = "supervisor"))]
@@ -41,8 +39,6 @@ pub use epoll::{Epoll, Trigger};
 pub use eventfd::EventFd;
 #[cfg(any(test, feature = "supervisor"))]
 pub use handed::{duplicate, memfd, sealed_memfd, sealed_with, set_descriptor_flags};
-#[cfg(any(test, feature = "programs"))]
-pub use heap::{give_back_memory, share_one_heap};
 pub use inherit::inherited_fd;
 #[cfg(any(test, feature = "supervisor"))]
 pub use peer::peer_groups;

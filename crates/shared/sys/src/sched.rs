@@ -53,13 +53,12 @@ pub fn bind_current_thread(cpu: usize) -> Result<(), Errno> {
     sched_setaffinity(None, &set)
 }
 
-/// All threads share one heap. glibc opens a file to decide whether a ninth may have its own, and another one before it makes any but the first smaller,
-/// as where a thread has ended; and the sandbox ends the process for that.
-pub(crate) fn one_heap() {
+/// All threads share two heaps: to decide whether a ninth may have its own, glibc opens a file, and the sandbox ends the process.
+pub(crate) fn few_heaps() {
     #[cfg(target_env = "gnu")]
     // SAFETY: it sets a number of the allocator, under the allocator's own lock.
     unsafe {
-        libc::mallopt(libc::M_ARENA_MAX, 1);
+        libc::mallopt(libc::M_ARENA_MAX, 2);
     }
 }
 

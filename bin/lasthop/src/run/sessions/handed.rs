@@ -8,7 +8,6 @@ use lasthop_sys::Epoll;
 use lasthop_types::PortId;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
-use std::time::Instant;
 
 /// What there is to know of them.
 #[derive(Debug, Serialize, Deserialize)]
@@ -26,8 +25,6 @@ struct SessionState {
     copy: Option<Fd>,
     vm: Option<u32>,
     outlived: bool,
-    #[serde(default)]
-    always: bool,
 }
 
 impl Sessions {
@@ -49,7 +46,6 @@ impl Sessions {
             copy: session.copy.as_ref().map(|copy| giver.fd(copy)),
             vm: session.vm,
             outlived: session.outlived,
-            always: session.always,
         };
         let all = self.all.iter().map(of).collect();
         let bounds = self.bounds.iter().map(|(port, bounds)| (*port, *bounds)).collect();
@@ -60,12 +56,16 @@ impl Sessions {
     pub fn resume(&mut self, state: SessionsState, epoll: &Epoll, taker: &Taker) -> Result<(), String> {
         self.program = state.program;
         self.bounds = state.bounds.into_iter().collect();
-        for SessionState { port, name, child, copy, vm, outlived, always } in state.all {
-            self.add(PortId(port), &name, always);
+        for SessionState { port, name, child, copy, vm, outlived } in state.all {
+            self.add(PortId(port), &name);
             let Some(session) = self.all.get_mut(&port) else { continue };
             session.child.resume(child, epoll, taker)?;
             session.copy = copy.map(|copy| taker.fd(copy)).transpose()?;
-            (session.vm, session.outlived, session.used) = (vm, outlived, Instant::now());
+            (session.vm, session.outlived) = (vm, outlived);
+            if session.copy.is_some() {
+                // As where it was made.
+                session.aside.drop_aside(());
+            }
         }
         Ok(())
     }

@@ -4,7 +4,6 @@
 use super::{Session, Sessions, process};
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::time::Instant;
 
 impl Sessions {
     /// Ports to come have processes of this program, and those there are when they are started the next time.
@@ -42,7 +41,7 @@ impl Sessions {
     /// Has the port's process make way for another.
     pub fn make_way(&mut self, port: u32) {
         if let Some(session) = self.all.get_mut(&port) {
-            (session.outlived, session.used) = (false, Instant::now());
+            session.outlived = false;
             session.part();
             session.child.make_way();
         }
@@ -68,7 +67,6 @@ impl Sessions {
     /// The new program does not do: the port's process is this one again.
     pub fn go_back_to(&mut self, port: u32, before: Option<OwnedFd>) {
         if let Some(session) = self.all.get_mut(&port) {
-            session.used = Instant::now();
             session.child.make_way();
             session.child.go_back_to(before);
         }
