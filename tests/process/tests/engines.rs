@@ -498,3 +498,22 @@ fn doctor_names_an_engine_whose_core_others_use() {
     let shown = lasthop.command(&["engine", "list"]);
     assert!(shown.contains(&format!("others run on CPU {cpu}")), "{shown}");
 }
+
+/// Where all CPUs poll, a port's own thread shares one with that, and it is said.
+#[test]
+fn a_thread_of_its_own_where_all_cpus_poll_is_in_the_way() {
+    let dir = scratch();
+    let cpu = cpus()[0].to_string();
+    let lasthop = Lasthop::start_with(&ports(dir.path()), &["--cpus", &cpu, "--poll", &cpu]);
+    let trouble = || engine(&lasthop, "ports").expect("it is always there")["trouble"].clone();
+    let guest = |name: &str, n| Guest::connect(&dir.path().join(format!("{name}.sock")), mac(n), Options::default());
+    let (mut a, mut b) = (guest("a", 1), guest("b", 2));
+    a.greet(&mut b, 1);
+    assert!(trouble().is_null(), "{}", trouble());
+    changed(&lasthop, &["engine", "move", "a", "ports"]);
+    a.greet(&mut b, 2);
+    assert_eq!((cpus_of(&lasthop, "port-a"), cpus_of(&lasthop, &format!("poll-{cpu}"))), (cpu.clone(), cpu.clone()));
+    assert!(trouble().as_str().is_some_and(|why| why.contains("all its CPUs poll")), "{}", trouble());
+    let out = lasthop.try_command(&["doctor", "--since-start"]);
+    assert!(String::from_utf8_lossy(&out.stdout).contains("all its CPUs poll"), "{out:?}");
+}

@@ -8,7 +8,7 @@ use super::supervisor::Supervisor;
 use super::threads::{EngineTimes, process_ns};
 use lasthop_ipc::RateLimit;
 use lasthop_management_ipc::{CpuBound, PortWork, SupervisorToControl};
-use lasthop_policy::{MAX_CPU, MAX_CPU_TO};
+use lasthop_policy::{MAX_CPU, MAX_CPU_TO, PortEngine};
 use lasthop_types::PortId;
 use law::{BYTES, DEAD, FLOOR, Law, Look, units};
 use serde::{Deserialize, Serialize};
@@ -94,7 +94,7 @@ struct Seen {
     work: PortWork,
     /// Whose processor time is known, and that: the port's own thread's, or of copies to its guest the whole switch's.
     worker: Option<(i32, u64)>,
-    /// That of all helpers and pollers; of copies it does not count, as it is in the switch's.
+    /// That of all helpers; of copies it does not count, as it is in the switch's.
     engines_ns: u64,
 }
 
@@ -305,7 +305,7 @@ impl Supervisor {
         }
         let engines_ns = self.cpu_bounds.engines.cpu_ns(self.switch.pid(), now);
         for work in from {
-            let thread = self.port_threads.of(work.port.0, self.switch.pid());
+            let thread = self.port_threads.of(work.port.0, self.switch.pid()).filter(|_| !self.is_polled(work.port));
             let time = |thread: Thread| Some((thread.number, thread.cpu_ns()?));
             self.look_at(Way::From, work, (thread.and_then(time), engines_ns), now);
         }
@@ -313,6 +313,12 @@ impl Supervisor {
         let switch = self.switch.pid().filter(|_| !to.is_empty()).map(|pid| (pid as i32, process_ns(pid)));
         to.iter().for_each(|work| self.look_at(Way::To, work, (switch, 0), now));
         self.tell_cpu_bounds(now);
+    }
+
+    /// Cores that poll have its rings: a thread that it had before, which has none of them any more, says nothing of what they take.
+    fn is_polled(&self, port: PortId) -> bool {
+        let set = self.settings.get(&self.name_of_port(port.0)).and_then(|set| set.engine);
+        !self.engines.now.poll.is_empty() && set != Some(PortEngine::Ports)
     }
 
     fn look_at(&mut self, way: Way, work: &PortWork, times: (Option<(i32, u64)>, u64), now: Instant) {

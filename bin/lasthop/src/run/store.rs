@@ -127,7 +127,8 @@ struct Document {
 
 /// What has no number of a start was written by another release, and is of none that this one could go on with.
 fn those_of_a_start<'de, D: Deserializer<'de>>(given: D) -> Result<BTreeMap<String, SavedGiven>, D::Error> {
-    let given = BTreeMap::<String, Value>::deserialize(given)?.into_iter().filter(|(_, of)| of["start"].is_u64());
+    let is_start = |of: &Value| of["start"].as_u64().is_some_and(|start| u32::try_from(start).is_ok());
+    let given = BTreeMap::<String, Value>::deserialize(given)?.into_iter().filter(|(_, of)| is_start(of));
     given.map(|(name, of)| Ok((name, SavedGiven::deserialize(of).map_err(D::Error::custom)?))).collect()
 }
 

@@ -89,7 +89,7 @@ impl Confinement {
             return Err(SandboxError::Threads(threads));
         }
         warm_up();
-        crate::sched::few_heaps();
+        crate::sched::one_heap();
         let (parent, death_signal) = (getppid(), parent_process_death_signal().unwrap_or_default());
 
         let mut report = Report::default();

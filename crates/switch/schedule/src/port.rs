@@ -327,7 +327,9 @@ impl PortRing {
         let (gathered, vm) = (std::mem::take(&mut self.gathered), vm_of(helpers.settings.view, port));
         let mut batch = Batch::of(&port.batches[0]);
         // No longer than the batch takes to come: not every guest can kick for its last packet.
-        batch.period_ns = batch.period_ns.min(self.arrivals.gap_ns() * u64::from(batch.packets));
+        if !helpers.settings.drawn_timer {
+            batch.period_ns = batch.period_ns.min(self.arrivals.gap_ns() * u64::from(batch.packets));
+        }
         let kicks = self.timer.emptied(&batch, gathered, vm, now_ns);
         let next = match kicks {
             _ if self.owned.kick.is_none() => Next::At(now_ns + POLL_NS),

@@ -65,7 +65,7 @@ impl TransmitTimer {
     }
 
     /// The ring of this VM has been emptied at `now_ns` of `packets` packets. Ring and guest stay as this says until they
-    /// kick or the time is there. A VM that sleeps gathers nothing.
+    /// kick or the time is there. A VM that sleeps gathers nothing, but as drawn.
     pub fn emptied(&mut self, batch: &Batch, packets: usize, vm: Vm, now_ns: u64) -> Kicks {
         let expired = self.due_ns.is_some_and(|due| now_ns >= due);
         let silent = now_ns.saturating_sub(self.found_ns) > batch.period_ns;
@@ -81,8 +81,8 @@ impl TransmitTimer {
         }
         // Expiry does not start it again: perhaps there is not much going on. A kick does, when there is: either a batch
         // is full or the timer was off.
-        let spared = !self.drawn && (silent || self.left_off > 0);
-        let gathers = packets > 0 && vm != Vm::Blocked && !(batch.is_off() || expired || spared);
+        let spared = vm == Vm::Blocked || silent || self.left_off > 0;
+        let gathers = packets > 0 && !(batch.is_off() || expired || spared && !self.drawn);
         self.due_ns = gathers.then(|| now_ns + batch.period_ns);
         self.due_ns.map_or(Kicks::Next, |due_ns| Kicks::Batch { packets: batch.packets, due_ns })
     }
@@ -182,8 +182,11 @@ mod tests {
             assert_eq!(timer.emptied(&BATCH, 1, VM, now), Kicks::Batch { packets: 8, due_ns: now + 100 });
             // The threshold is reached: it starts anew.
             assert_eq!(timer.emptied(&BATCH, 8, VM, now + 10), Kicks::Batch { packets: 8, due_ns: now + 110 });
-            // It goes off first: not until the next packet. Whether it was alone makes no difference.
+            // It goes off first: not until the next packet. Whether it was alone, and whether the guest sleeps, makes no difference.
             assert_eq!(timer.emptied(&BATCH, 1, VM, now + 110), Kicks::Next);
+            let kicks = timer.emptied(&BATCH, 1, Vm::Blocked, now + 120);
+            assert_eq!(kicks, Kicks::Batch { packets: 8, due_ns: now + 220 });
+            assert_eq!(timer.emptied(&BATCH, 0, VM, now + 220), Kicks::Next);
         }
         assert_eq!(timer.due_ns(), None);
     }
