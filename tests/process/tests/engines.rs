@@ -517,3 +517,32 @@ fn a_thread_of_its_own_where_all_cpus_poll_is_in_the_way() {
     let out = lasthop.try_command(&["doctor", "--since-start"]);
     assert!(String::from_utf8_lossy(&out.stdout).contains("all its CPUs poll"), "{out:?}");
 }
+
+/// A port with a thread of its own, and no CPU that does not poll: it is told with what helps, and that does.
+#[test]
+fn threads_of_ports_where_all_cpus_poll_are_told_with_what_helps() {
+    let dir = scratch();
+    let lasthop = Lasthop::start(&ports(dir.path()));
+    let _guest = Guest::connect(&dir.path().join("a.sock"), mac(1), Options::default());
+    lasthop.wait_for_state("a", "up");
+    let trouble = || engine(&lasthop, "ports").unwrap()["trouble"].to_string();
+    let found = || {
+        let out = lasthop.try_command(&["doctor", "--since-start", "--json"]);
+        let report: Value = serde_json::from_slice(&out.stdout).unwrap_or_else(|e| panic!("{e}: {out:?}"));
+        let findings = report["findings"].as_array().unwrap().clone();
+        findings.into_iter().find(|found| found["what"].as_str().unwrap().contains("the engine ports "))
+    };
+    assert_eq!((trouble(), found()), ("null".into(), None));
+    let all = CpuList::allowed().unwrap().to_string();
+    changed(&lasthop, &["engine", "add", "poll", &all]);
+    assert_eq!((trouble(), found()), ("null".into(), None), "no port has a thread of its own");
+    changed(&lasthop, &["engine", "move", "a", "ports"]);
+    let why = format!("all its CPUs poll ({all})");
+    assert!(trouble().contains(&why) && lasthop.command(&["engine", "list"]).contains(&why), "{}", trouble());
+    let told = found().expect("doctor tells it");
+    assert_eq!((&told["kind"], &told["also"][0]), (&"engine".into(), &"a".into()), "{told}");
+    let remedy = told["remedy"].as_str().unwrap();
+    assert!(remedy.contains("lasthop engine del poll CPU") && !remedy.contains("isolcpus"), "{remedy}");
+    changed(&lasthop, &["engine", "del", "poll", &cpus()[0].to_string()]);
+    assert_eq!((trouble(), found()), ("null".into(), None), "a CPU is left");
+}

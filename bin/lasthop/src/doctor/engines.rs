@@ -2,6 +2,7 @@
 
 use super::facts::{Facts, setting};
 use super::finding::Finding;
+use lasthop_management_ipc::EngineKind;
 use lasthop_policy::ENGINE;
 
 pub fn findings(facts: &Facts<'_>) -> Vec<Finding> {
@@ -9,8 +10,17 @@ pub fn findings(facts: &Facts<'_>) -> Vec<Finding> {
     let troubled = engines.iter().filter_map(|engine| {
         let why = engine.trouble.as_ref()?;
         let what = format!("the engine {} does not serve its ports as it should", engine.name);
-        let remedy = "keep others off its CPU (isolcpus=, or a cpuset of its own), put the CPU online again, or have another do the work: `lasthop engine \
-                      add`, then `lasthop engine del`";
+        // These are many CPUs, and what is wrong there is that all of them poll.
+        let remedy = match engine.kind == EngineKind::Ports.name() {
+            true => {
+                "give threads of ports a CPU that does not poll: add one (`lasthop engine add ports CPU`), or take one from those that poll (`lasthop engine \
+                 del poll CPU`); or have these ports polled, too (`lasthop engine move PORT none`)"
+            }
+            false => {
+                "keep others off its CPU (isolcpus=, or a cpuset of its own), put the CPU online again, or have another do the work: `lasthop engine \
+                 add`, then `lasthop engine del`"
+            }
+        };
         let finding = Finding::of_all("engine", what).seen(why.clone()).remedy(remedy);
         Some(engine.ports.iter().fold(finding, |finding, port| finding.also(port)))
     });
@@ -55,5 +65,31 @@ mod tests {
         );
         assert_eq!(found[0].also, ["a"]);
         assert_eq!(found[1].command.as_deref(), Some("lasthop engine move b none"));
+        assert!(found[0].remedy.contains("isolcpus") && !found[0].remedy.contains("engine add ports"), "{found:?}");
+    }
+
+    /// Where all CPUs of ports' threads poll, nobody is to be kept off, and no CPU is offline.
+    #[test]
+    fn threads_of_ports_that_have_no_cpu_of_their_own_are_to_be_given_one() {
+        let mut now = seen(&[up("a")]);
+        let trouble = Some("all its CPUs poll (0-1)".into());
+        let ports = Engine {
+            name: "ports".into(),
+            kind: "ports".into(),
+            trouble,
+            ports: vec!["a".into()],
+            ..Engine::default()
+        };
+        now.engines = EngineList { engines: vec![ports], poll: "0-1".into(), ..EngineList::default() };
+        let found = findings(&facts(&now, &now));
+        assert_eq!(
+            (found.len(), found[0].kind, found[0].evidence.join(" ")),
+            (1, "engine", "all its CPUs poll (0-1)".into())
+        );
+        let remedy = &found[0].remedy;
+        assert!(!remedy.contains("isolcpus") && !remedy.contains("online"), "{remedy}");
+        for helps in ["engine add ports CPU", "engine del poll CPU", "engine move PORT none"] {
+            assert!(remedy.contains(helps), "{remedy}");
+        }
     }
 }

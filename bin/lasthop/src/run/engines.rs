@@ -163,6 +163,13 @@ impl Engines {
         self.cpus(allowed).without(&self.poll)
     }
 
+    /// What is wrong where ports' threads run, if any port has one.
+    fn trouble_of_ports(&self, allowed: &CpuList) -> Option<String> {
+        let cpus = self.cpus(allowed);
+        (!self.poll.is_empty() && self.left(allowed).is_empty())
+            .then(|| format!("all its CPUs poll ({cpus}): ports' threads and cores that poll are in each other's way"))
+    }
+
     /// Has the switch told so.
     pub fn tell(&self, settings: &mut SwitchSettings, allowed: &CpuList) {
         settings.poll = self.poll.iter().collect();
@@ -533,9 +540,7 @@ impl Supervisor {
         let cpus = engines.of_threads().unwrap_or_else(|| allowed.clone()).to_string();
         // Cores that poll may have them all.
         let cpu_ns = (engines.poll.is_empty() || !ports.is_empty()).then(|| cpu.iter().sum());
-        let crowded = !ports.is_empty() && engines.left(&allowed).is_empty();
-        let trouble = crowded
-            .then(|| format!("all its CPUs poll ({cpus}): ports' threads and cores that poll are in each other's way"));
+        let trouble = engines.trouble_of_ports(&allowed).filter(|_| !ports.is_empty());
         all.push(EngineInfo { kind: EngineKind::Ports, cpus, cpu_ns, trouble, ports });
         let set = engines.shown();
         self.control.send(SupervisorToControl::Engines { request, engines: all, set }, None);

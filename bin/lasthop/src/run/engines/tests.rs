@@ -94,6 +94,12 @@ fn a_core_that_polls_is_left_to_that() {
     assert_eq!(left("3", "all").as_deref(), Some("0-2,4-7"));
     assert_eq!(left("2-4", "2-4").as_deref(), Some("2-4"), "there is no other");
     assert_eq!(left("0-7", "all"), None);
+    let trouble = |poll: &str, ports: &str| engines(poll, "all", ports).trouble_of_ports(&list("0-7"));
+    assert_eq!((trouble("none", "all"), trouble("3", "2-4"), trouble("0-6", "all")), (None, None, None));
+    assert!(trouble("2-4", "2-4").unwrap().contains("all its CPUs poll (2-4)"));
+    assert!(trouble("0-7", "all").unwrap().contains("all its CPUs poll (0-7)"));
+    // Nothing is known of CPUs, and so nothing of what is wrong there.
+    assert_eq!(Engines::default().trouble_of_ports(&CpuList::default()), None);
 }
 
 #[test]
