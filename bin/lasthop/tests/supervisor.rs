@@ -8,6 +8,7 @@ mod supervisor {
     pub mod hung;
     pub mod remembered;
     pub mod stub;
+    pub mod without;
 }
 
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
@@ -24,6 +25,7 @@ use supervisor::remembered::{
     ports_added_are_remembered_and_those_removed_are_not, settings_in_the_file_are_followed,
     words_of_access_lists_name_no_new_port,
 };
+use supervisor::without::{a_sandbox_that_cannot_be_made_is_explained, without_ebpf_it_says_why_once_and_goes_on};
 use tempfile::TempDir;
 
 /// Far above what anything here takes; a test that waits this long has failed.
@@ -37,7 +39,7 @@ fn main() {
         Some("lasthop-session") => return supervisor::stub::session(&called),
         _ => {}
     }
-    let tests: [(&str, fn()); 20] = [
+    let tests: [(&str, fn()); 21] = [
         ("starts_its_children_says_ready_and_ends_cleanly", starts_its_children_says_ready_and_ends_cleanly),
         ("a_killed_switch_is_replaced", a_killed_switch_is_replaced),
         ("a_killed_control_is_replaced_and_its_clients_wait", a_killed_control_is_replaced_and_its_clients_wait),
@@ -58,6 +60,7 @@ fn main() {
         ("a_killed_supervisor_leaves_nothing_in_the_way", a_killed_supervisor_leaves_nothing_in_the_way),
         ("hundreds_of_ports_reach_the_children", hundreds_of_ports_reach_the_children),
         ("without_ebpf_it_says_why_once_and_goes_on", without_ebpf_it_says_why_once_and_goes_on),
+        ("a_sandbox_that_cannot_be_made_is_explained", a_sandbox_that_cannot_be_made_is_explained),
     ];
     let wanted = std::env::args().skip(1).find(|a| !a.starts_with('-'));
     for (name, test) in tests {
@@ -569,31 +572,4 @@ fn hundreds_of_ports_reach_the_children() {
     assert_eq!(place.ask("ports").split(' ').count(), 300);
     let log = lasthop.end();
     assert_eq!(log.iter().filter(|l| l.contains("switch[") && l.contains("]: add ")).count(), 300);
-}
-
-fn without_ebpf_it_says_why_once_and_goes_on() {
-    let place = Place::new();
-    let lasthop = place.command(&["--port", &place.port("a")]);
-    let run = |wrapper: &[&str], more: &[&str]| {
-        let mut command = Command::new(wrapper[0]);
-        command.args(&wrapper[1..]).arg(lasthop.get_program()).args(lasthop.get_args()).args(more);
-        let mut lasthop = place.start_command(command);
-        let mut front_end = None;
-        lasthop.wait_ready();
-        for _ in 0..2 {
-            let stream = front_end.insert(connect(&place.path("a.sock")));
-            lasthop.wait(&["switch[", "connection 1 vm None"]);
-            stream.shutdown(std::net::Shutdown::Both).unwrap();
-            lasthop.wait(&["switch[", "closed 1"]);
-        }
-        let log = lasthop.end();
-        log.into_iter().filter(|line| line.contains("not known which VMs run")).collect::<Vec<_>>()
-    };
-    assert_eq!(run(&["env"], &["--no-bpf"]), [""; 0], "what was asked for is no news");
-    if !rustix::process::geteuid().is_root() {
-        return println!("the rest skipped: not root");
-    }
-    let said = run(&["setpriv", "--bounding-set", "-bpf,-perfmon,-sys_admin"], &[]);
-    assert_eq!(said.len(), 1, "{said:#?}");
-    assert!(said[0].contains("not permitted") && said[0].contains("CAP_BPF"), "{said:?}");
 }

@@ -256,7 +256,7 @@ impl<S: Serialize + 'static, R: DeserializeOwned + 'static> Child<S, R> {
         let mut command = Command::new(file);
         command.arg0(&self.path).args(&self.arguments);
         if self.is_data_plane {
-            sandbox::hand(&mut command, &mut others);
+            sandbox::hand(&self.name, &mut command, &mut others);
             take_short_turns_when_started(&mut command);
         }
         let pulse = self.limit.map(|_| Pulse::new()).transpose()?;

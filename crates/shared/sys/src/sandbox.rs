@@ -16,7 +16,7 @@ mod programs;
 #[cfg(any(test, feature = "programs"))]
 pub use landlock::nothing_by_name;
 #[cfg(any(test, feature = "programs"))]
-pub use programs::{Program, empty_directory, limit};
+pub use programs::{Program, empty_directory, limit, make_handed};
 
 use rustix::io::Errno;
 use rustix::process::{chroot, fchdir, geteuid, getppid, parent_process_death_signal, set_parent_process_death_signal};
@@ -71,7 +71,7 @@ pub struct Report {
 }
 
 /// What a process needs for its sandbox and does not make itself: it is made by whoever starts it, or by itself where its program is not trusted
-/// with guest memory. What is not there is left out, and said.
+/// with guest memory. What is not there is left out; why, only [whoever could not make it](make_handed) knows and says.
 #[derive(Debug, Default)]
 pub struct Handed {
     /// An [empty directory](empty_directory), for a process that is root: all that it sees of files from then on.
@@ -95,7 +95,7 @@ impl Confinement {
         let mut report = Report::default();
         if geteuid().is_root() {
             namespaces(&mut report);
-            note(&mut report, "empty root", handed.root.ok_or(Errno::NOENT).and_then(become_root));
+            handed.root.into_iter().for_each(|root| note(&mut report, "empty root", become_root(root)));
             note(&mut report, "empty bounding set", empty_bounding_set());
             note(&mut report, "own user", become_user(self.user.0, self.user.1));
         } else {
@@ -113,7 +113,7 @@ impl Confinement {
         }
         rustix::thread::set_no_new_privs(true).map_err(SandboxError::NoNewPrivs)?;
         report.done.push("no new privileges");
-        note(&mut report, "nothing by name (Landlock)", handed.rules.ok_or(Errno::NOSYS).and_then(obey));
+        handed.rules.into_iter().for_each(|rules| note(&mut report, "nothing by name (Landlock)", obey(rules)));
         self.filters.iter().try_for_each(|filter| install(filter)).map_err(SandboxError::Seccomp)?;
         report.done.push("system call filter");
         Ok(report)

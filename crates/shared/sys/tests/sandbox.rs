@@ -20,9 +20,10 @@ fn main() {
     if let Ok(act) = std::env::var(ACT) {
         return confined(&act);
     }
-    let tests: [(&str, fn()); 7] = [
+    let tests: [(&str, fn()); 8] = [
         ("root_becomes_nobody_with_nothing", root_becomes_nobody_with_nothing),
         ("a_planted_link_is_not_followed", a_planted_link_is_not_followed),
+        ("what_cannot_be_made_is_left_out_with_the_reason", what_cannot_be_made_is_left_out_with_the_reason),
         ("death_signal_outlives_the_change_of_user", death_signal_outlives_the_change_of_user),
         ("forbidden_calls_kill", forbidden_calls_kill),
         ("daily_work_is_allowed", daily_work_is_allowed),
@@ -54,6 +55,12 @@ fn confined(act: &str) {
     if let Some(elsewhere) = std::env::var_os(PLANTED) {
         std::os::unix::fs::symlink(elsewhere, planted(std::process::id())).unwrap();
     }
+    if act == "no root" {
+        for path in everywhere(std::process::id()) {
+            // A host without one of these directories has no place there either.
+            let _ = std::os::unix::fs::symlink("/nowhere", path);
+        }
+    }
     lasthop_sys::prepare_peer_events(lasthop_sys::SIGNALLING_THREADS).unwrap();
     match program.enter_sandbox() {
         Ok(report) => eprintln!("entered: {report}"),
@@ -70,7 +77,7 @@ fn confined(act: &str) {
 
 fn perform(act: &str) {
     match act {
-        "nothing" => {}
+        "nothing" | "no root" => {}
         "open" => drop(std::fs::File::open("/etc/passwd")),
         "exec" => drop(Command::new("/bin/true").exec()),
         "fork" => drop(Command::new("/bin/true").spawn()),
@@ -320,6 +327,30 @@ fn a_planted_link_is_not_followed() {
     assert!(confined.go().0.success());
     assert_eq!(std::fs::read_to_string(elsewhere.join("file")).unwrap(), "kept");
     std::fs::remove_dir_all(elsewhere).unwrap();
+}
+
+/// All places where a process makes its empty root.
+fn everywhere(pid: u32) -> [std::path::PathBuf; 4] {
+    let name = format!("lasthop-empty-{pid}");
+    [std::env::temp_dir(), "/run".into(), "/dev/shm".into(), "/".into()].map(|dir| dir.join(&name))
+}
+
+/// Each of them is taken: the process goes on without an empty root, and says that, and not that something is missing.
+fn what_cannot_be_made_is_left_out_with_the_reason() {
+    if !is_root() {
+        return;
+    }
+    let confined = Confined::start("uplink", "no root", |_| ());
+    everywhere(confined.child.id()).iter().for_each(|path| drop(std::fs::remove_file(path)));
+    let entered = &confined.entered;
+    let (done, left_out) = entered.split_once("; without ").unwrap_or_else(|| panic!("{entered}"));
+    assert!(!done.contains("empty root") && left_out.contains("empty root (File exists"), "{entered}");
+    assert_eq!(entered.matches("empty root").count(), 1, "{entered}");
+    match lasthop_sys::sandbox::nothing_by_name() {
+        Ok(_) => assert!(done.contains("nothing by name (Landlock)"), "{entered}"),
+        Err(e) => assert!(left_out.contains(&format!("nothing by name (Landlock) ({e})")), "{entered}"),
+    }
+    assert!(confined.go().0.success());
 }
 
 fn death_signal_outlives_the_change_of_user() {

@@ -91,8 +91,7 @@ impl Program {
         let mut limited = Report::default();
         limit(None, &mut limited);
         let confinement = self.confinement(std::process::id())?;
-        let root = geteuid().is_root().then(|| empty_directory().ok()).flatten();
-        let report = confinement.enter(Handed { root, rules: nothing_by_name().ok() })?;
+        let report = confinement.enter(make_handed(&mut limited))?;
         let left_out = [limited.left_out, report.left_out].concat();
         Ok(Report { user: report.user, done: [limited.done, report.done].concat(), left_out })
     }
@@ -128,6 +127,16 @@ impl Program {
         report.done.push("system call filter");
         Ok(report)
     }
+}
+
+/// What is handed to [`Confinement::enter`]: an empty root, if this process is root, and rules of Landlock. What cannot be made is left out in the
+/// report, with the reason.
+pub fn make_handed(report: &mut Report) -> Handed {
+    let mut or_why = |what: &str, made: Result<OwnedFd, Errno>| {
+        made.inspect_err(|e| report.left_out.push(format!("{what} ({e})"))).ok()
+    };
+    let root = geteuid().is_root().then(|| or_why("empty root", empty_directory())).flatten();
+    Handed { root, rules: or_why("nothing by name (Landlock)", nothing_by_name()) }
 }
 
 /// An empty directory that no longer has a name: nothing is in it and nothing can be made in it, so that it can be the root of a process that is to
