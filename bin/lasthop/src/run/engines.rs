@@ -321,8 +321,22 @@ impl EnginesOfRun {
     ) -> Result<(Self, bool), RunError> {
         let option = if args.scheduling.poll.is_some() { "--poll" } else { "[engines] poll of --config" };
         check_engines(devices, &given.poll).map_err(|e| Usage(format!("{option}: {e}")))?;
-        let remembered = store.load_engines().map_err(Failed)?;
+        let is_device = args.device_rules.is_some();
+        let remembered = store.load_engines().map_err(Failed)?.map(|kept| kept.beside(&given, is_device));
         Ok(Self::new(given, of_file, remembered, allowed, &devices::engines(devices)))
+    }
+
+    /// The same, as it is remembered now: a device that polls is told to have no helpers. Programs before told it what the host is told of them, or nothing,
+    /// and whoever set its engines at run time said nothing else of helpers by that.
+    fn beside(mut self, given: &Engines, is_device: bool) -> Self {
+        let has_none = given.helpers.as_ref().is_some_and(CpuList::is_empty);
+        if is_device && has_none && !given.poll.is_empty() {
+            if self.now.helpers == self.given.helpers {
+                self.now.helpers.clone_from(&given.helpers);
+            }
+            self.given.helpers.clone_from(&given.helpers);
+        }
+        self
     }
 
     /// What was set at run time holds again, unless the command line says otherwise than it did then, the file says anything, or a CPU cannot be used any

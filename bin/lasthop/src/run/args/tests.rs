@@ -172,11 +172,15 @@ fn a_device_is_told_what_is_said_of_guests() {
         RunArgs::from_arg_matches(&command.get_matches_from(words)).unwrap()
     };
     for (words, told) in [
-        (&[][..], "--congestion 10,2 --tx-batch 125,64 --rx-batch 125,64"),
-        (&["--congestion", "off", "--tx-batch", "off"], "--congestion off --tx-batch off --rx-batch 125,64"),
+        (&[][..], "--congestion 10,2 --tx-batch 125,64 --rx-batch 125,64 --tx-timer lasthop"),
+        (
+            &["--congestion", "off", "--tx-batch", "off", "--tx-timer", "hyper-switch"],
+            "--congestion off --tx-batch off --rx-batch 125,64 --tx-timer hyper-switch",
+        ),
         (
             &["--congestion", "1000", "--max-guest-memory", "64G", "--helpers", "none"],
-            "--congestion 1000,1000 --tx-batch 125,64 --rx-batch 125,64 --max-guest-memory 64G --helpers none",
+            "--congestion 1000,1000 --tx-batch 125,64 --rx-batch 125,64 --tx-timer lasthop --max-guest-memory 64G \
+             --helpers none",
         ),
     ] {
         let said = parse(words).for_device(false);

@@ -123,6 +123,29 @@ fn what_was_set_at_run_time_holds_until_the_command_line_says_something_else() {
     assert_eq!((none.0.now, none.1), (given, false));
 }
 
+/// A device that polls was told nothing of helpers, or what the host was, by programs before: nobody has asked for anything else since.
+#[test]
+fn what_was_set_in_a_device_holds_beside_what_it_is_told_of_helpers_since() {
+    let allowed = list("0-7");
+    let start = |kept: [&Engines; 2], given: &Engines, is_device| {
+        let kept = EnginesOfRun { given: kept[0].clone(), now: kept[1].clone() }.beside(given, is_device);
+        EnginesOfRun::new(given.clone(), false, Some(kept), &allowed, &CpuList::default())
+    };
+    let given = engines("3", "none", "all");
+    let holds = |now: &Engines| (EnginesOfRun { given: given.clone(), now: now.clone() }, false);
+    for helpers in ["all", "1-2"] {
+        let kept = [&engines("3", helpers, "all"), &engines("3,4", helpers, "all")];
+        assert_eq!(start(kept, &given, true), holds(&engines("3,4", "none", "all")), "helpers {helpers}");
+        assert_eq!(start(kept, &given, false).0.now, given, "somebody who types it means it");
+    }
+    let kept = [&engines("3", "all", "all"), &engines("3", "5", "all")];
+    assert_eq!(start(kept, &given, true), holds(&engines("3", "5", "all")), "those were asked for");
+    let other = engines("4", "none", "all");
+    assert_eq!(start(kept, &other, true).0.now, other, "its engines= is another");
+    let all = engines("none", "all", "all");
+    assert_eq!(start([&engines("none", "1", "all"), &engines("2", "1", "all")], &all, true).0.now, all);
+}
+
 #[test]
 fn engines_are_written_as_people_do() {
     for some in [Engines::default(), engines("3", "none", "2-4"), engines("none", "2,4", "all")] {
