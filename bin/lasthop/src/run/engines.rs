@@ -331,7 +331,8 @@ impl EnginesOfRun {
     fn beside(mut self, given: &Engines, is_device: bool) -> Self {
         let has_none = given.helpers.as_ref().is_some_and(CpuList::is_empty);
         if is_device && has_none && !given.poll.is_empty() {
-            if self.now.helpers == self.given.helpers {
+            // Whoever took all polling from it at run time has it work by helpers.
+            if self.now.helpers == self.given.helpers && !self.now.poll.is_empty() {
                 self.now.helpers.clone_from(&given.helpers);
             }
             self.given.helpers.clone_from(&given.helpers);

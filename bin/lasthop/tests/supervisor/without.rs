@@ -49,7 +49,7 @@ pub fn a_sandbox_that_cannot_be_made_is_explained() {
     // A host without one of these directories has no place there either.
     taken.0.iter().for_each(|path| drop(symlink("/nowhere", path)));
     kill_process(switch, Signal::KILL).unwrap();
-    lasthop.wait(&["sandbox: lasthop-switch goes on without empty root (File exists"]);
+    lasthop.wait(&["sandbox: going on without empty root (File exists"]);
     lasthop.wait_pid("switch", "arguments");
     let line = lasthop.seen.last().unwrap();
     assert!(!line.contains("--root-fd") && line.contains("--supervisor-fd"), "{line}");

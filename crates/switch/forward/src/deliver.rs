@@ -70,11 +70,11 @@ pub(crate) struct Target<'a> {
     header_len: usize,
     join: bool,
     pub(crate) counters: &'a PortCounters,
-    /// Delivered so far; of a packet that did not arrive whole the bytes of the segments that did.
+    /// Delivered so far.
     pub(crate) packets: u64,
     pub(crate) bytes: u64,
-    /// Packets of which some segments arrived, and not all.
-    pub(crate) in_part: u64,
+    /// Packets of which some segments arrived, and not all, and the bytes of those: no sign that the receiver keeps pace.
+    pub(crate) in_part: [u64; 2],
     /// Bytes of frames that [`Target::stage`] has seen.
     staged: usize,
     /// Packets that might have waited have found no buffers.
@@ -151,7 +151,7 @@ impl<'a> Target<'a> {
             counters,
             packets: 0,
             bytes: 0,
-            in_part: 0,
+            in_part: [0; 2],
             staged: 0,
             is_short: false,
             out_of_turn: false,
@@ -235,8 +235,7 @@ impl<'a> Target<'a> {
         match result {
             Ok(()) => self.count(1, packet.frame_len, 0),
             Err(_) if self.staged > before => {
-                self.in_part += 1;
-                self.bytes += (self.staged - before) as u64;
+                self.in_part = [self.in_part[0] + 1, self.in_part[1] + (self.staged - before) as u64];
             }
             Err(_) => {}
         }

@@ -12,7 +12,7 @@ pub(super) fn hand(name: &str, command: &mut Command, others: &mut Vec<OwnedFd>)
     let mut report = Report::default();
     let Handed { root, rules } = make_handed(&mut report);
     for left_out in report.left_out {
-        warn!("sandbox: {name} goes on without {left_out}");
+        warn!("sandbox: going on without {left_out} ({name})");
     }
     for (option, made) in [("--root-fd", root), ("--rules-fd", rules)] {
         if let Some(made) = made {

@@ -107,6 +107,7 @@ impl Program {
         limit(None, &mut report);
         let confinement = self.confinement(std::process::id())?;
         super::warm_up();
+        crate::sched::one_heap();
         super::namespaces(&mut report);
         note(&mut report, "empty root", empty_directory().and_then(super::become_root));
         note(&mut report, "empty bounding set", super::empty_bounding_set());
