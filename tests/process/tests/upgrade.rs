@@ -274,7 +274,7 @@ fn somebody_ends(victim: impl Fn(&Lasthop, u32) -> u32, signal: Signal) {
     a.guest.greet(&mut b.guest, 0);
     for round in 1..=6 {
         let before = lasthop.switch();
-        let out = std::thread::scope(|scope| {
+        let (out, ends) = std::thread::scope(|scope| {
             let asked = scope.spawn(|| upgrade(&lasthop, &dir.path().join("new")));
             let mut other = None;
             wait_for("the other switch to be started", PATIENCE, || {
@@ -283,9 +283,13 @@ fn somebody_ends(victim: impl Fn(&Lasthop, u32) -> u32, signal: Signal) {
                 other.is_some() || asked.is_finished()
             });
             std::thread::sleep(Duration::from_millis(4 * round - 4));
-            proc::signal(victim(&lasthop, other.unwrap_or(before)), signal);
-            asked.join().unwrap()
+            let ends = victim(&lasthop, other.unwrap_or(before));
+            proc::signal(ends, signal);
+            (asked.join().unwrap(), ends)
         });
+        // Before its end is noticed everybody looks as if they were back.
+        let is_gone = || signal != Signal::KILL || !Path::new(&format!("/proc/{ends}")).exists();
+        wait_for("its end to be noticed", PATIENCE, is_gone);
         let said = String::from_utf8_lossy(&out.stderr).into_owned();
         assert!(out.status.success() || said.starts_with("lasthop: "), "{said}");
         let up = |name: &str| {
