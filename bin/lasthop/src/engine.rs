@@ -81,13 +81,26 @@ pub fn engine(command: &EngineCommand) -> Result<String, CliError> {
             shared.show(&done, said)
         }
         EngineCommand::Move { port, engine, shared } => {
-            let done =
-                shared.instance()?.ask_until_answered(async |c, attempt| c.engine_move(port, engine, attempt).await)?;
-            shared.show(&done, |done| match done.processes.as_slice() {
-                [] => "nothing has moved: it is so already, or no core polls\n".into(),
-                _ => said(done),
-            })
+            let mut instance = shared.instance()?;
+            let done = instance.ask_until_answered(async |c, attempt| c.engine_move(port, engine, attempt).await)?;
+            if !done.processes.is_empty() || shared.json {
+                return shared.show(&done, said);
+            }
+            // It is done, whether anybody says why nothing has moved or not.
+            let poll = instance.ask(async |c| c.engine_list().await).ok().map(|list| list.poll);
+            Ok(why_unmoved(port, engine, poll.as_deref()))
         }
+    }
+}
+
+/// Why nothing has moved, by the CPUs that are to poll.
+fn why_unmoved(port: &str, engine: &str, poll: Option<&str>) -> String {
+    match poll {
+        None => "nothing has moved\n".into(),
+        Some("none") => format!(
+            "nothing has moved, as no core polls: all ports have threads of their own; that {port} is set to {engine} is remembered for when one does\n"
+        ),
+        Some(_) => format!("nothing has moved: {port} is set to {engine} already\n"),
     }
 }
 
@@ -123,6 +136,14 @@ fn table(list: &EngineList) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn it_is_told_why_nothing_has_moved() {
+        let told = |poll| why_unmoved("vm1", "ports", poll);
+        assert!(told(Some("none")).contains("no core polls") && told(Some("none")).contains("remembered"));
+        assert!(told(Some("2-3")).contains("vm1 is set to ports already") && !told(Some("2-3")).contains("no core"));
+        assert_eq!(told(None), "nothing has moved\n", "nobody knows why");
+    }
 
     #[test]
     fn an_engine_that_does_nothing_is_named() {

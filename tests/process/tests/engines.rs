@@ -533,12 +533,16 @@ fn threads_of_ports_where_all_cpus_poll_are_told_with_what_helps() {
         findings.into_iter().find(|found| found["what"].as_str().unwrap().contains("the engine ports "))
     };
     assert_eq!((trouble(), found()), ("null".into(), None));
+    let said = lasthop.command(&["engine", "move", "b", "none"]);
+    assert!(said.contains("as no core polls") && said.contains("that b is set to none is remembered"), "{said}");
     let all = CpuList::allowed().unwrap().to_string();
     changed(&lasthop, &["engine", "add", "poll", &all]);
     assert_eq!((trouble(), found()), ("null".into(), None), "no port has a thread of its own");
     changed(&lasthop, &["engine", "move", "a", "ports"]);
     let why = format!("all its CPUs poll ({all})");
     assert!(trouble().contains(&why) && lasthop.command(&["engine", "list"]).contains(&why), "{}", trouble());
+    let again = lasthop.command(&["engine", "move", "a", "ports"]);
+    assert_eq!(again, "nothing has moved: a is set to ports already\n");
     let told = found().expect("doctor tells it");
     assert_eq!((&told["kind"], &told["also"][0]), (&"engine".into(), &"a".into()), "{told}");
     let remedy = told["remedy"].as_str().unwrap();

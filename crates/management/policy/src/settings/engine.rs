@@ -11,6 +11,9 @@ const PORTS: &str = "ports";
 /// No CPU has a number from here on: the switch is told other things by them.
 const NO_CPU: u16 = lasthop_types::POLLED_NOWHERE;
 
+/// In place of the CPU that polls a port's rings: any does.
+const POLLED_ANYWHERE: u16 = u16::MAX;
+
 /// The engine that a port is set to. As people write it: `poll-3`, or `ports`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PortEngine {
@@ -39,7 +42,7 @@ impl PortEngine {
         match set {
             Some(Self::Poll(cpu)) => cpu,
             Some(Self::Ports) => lasthop_types::POLLED_NOWHERE,
-            None => u16::MAX,
+            None => POLLED_ANYWHERE,
         }
     }
 }
