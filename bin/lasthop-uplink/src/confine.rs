@@ -8,7 +8,7 @@ pub fn confine(device: &str, again: bool) -> Result<(), SandboxError> {
     let report = Program::UPLINK.enter_sandbox()?;
     tracing::debug!("sandbox: {report}");
     for left_out in report.left_out.iter().filter(|_| !again) {
-        tracing::warn!(device, "sandbox: without {left_out}");
+        tracing::warn!(device, "sandbox: going on without {left_out}");
     }
     Ok(())
 }

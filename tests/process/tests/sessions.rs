@@ -107,6 +107,39 @@ fn front_ends_that_come_and_go_start_no_process() {
     site.unharmed();
 }
 
+/// Whoever looks at the port is told why no front-end is served there, and what to do.
+#[test]
+fn a_port_whose_session_process_cannot_be_started_says_so() {
+    let programs = scratch();
+    for name in ["lasthop-switch", "lasthop-control", "lasthop-uplink", "lasthop-session"] {
+        symlink(binary(name), programs.path().join(name)).unwrap();
+    }
+    let session = programs.path().join("lasthop-session");
+    let site = Site::new(&["--libexec", &programs.path().display().to_string()]);
+    let note = || site.port()["note"].as_str().unwrap_or_default().to_owned();
+    let finding = || -> serde_json::Value {
+        let said = site.lasthop.try_command(&["doctor", "--json", "--for", "1", "a"]).stdout;
+        serde_json::from_slice::<serde_json::Value>(&said).unwrap()["findings"][0].clone()
+    };
+    assert_eq!(note(), "");
+    std::fs::remove_file(&session).unwrap();
+    proc::signal(site.session("a").expect("it runs"), Signal::KILL);
+    wait_for("the note", PATIENCE, || note().starts_with("cannot start session a: "));
+    assert!(note().contains(session.to_str().unwrap()) && note().contains("install it there again"), "{}", note());
+    let found = finding();
+    assert_eq!((&found["kind"], &found["port"]), (&"no-session-process".into(), &"a".into()), "{found}");
+    assert!(found["remedy"].as_str().unwrap().starts_with("install it there again"), "{found}");
+    // One that starts, and ends at once.
+    symlink("/bin/false", &session).unwrap();
+    wait_for("the other note", PATIENCE, || note().contains("again and again"));
+    assert_eq!(finding()["kind"], "no-session-process");
+    std::fs::remove_file(&session).unwrap();
+    symlink(binary("lasthop-session"), &session).unwrap();
+    wait_for("the process", PATIENCE, || site.session("a").is_some() && note().is_empty());
+    site.guest("a", 1).greet_when_back(&mut site.guest("b", 2), 1);
+    site.unharmed();
+}
+
 /// What packets need is in the switch. The process is replaced, and with it the connection.
 #[test]
 fn a_session_process_that_hangs_is_replaced() {

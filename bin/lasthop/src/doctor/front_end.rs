@@ -12,7 +12,12 @@ const LEFT: &str = "the front-end disconnected";
 const APART: &str = "do not lie together";
 
 /// What notes begin with, the kind of each, and what is to be done where the note does not say it.
-const NOTES: [(&str, &str, &str); 7] = [
+const NOTES: [(&str, &str, &str); 8] = [
+    (
+        "cannot start session",
+        "no-session-process",
+        "see that lasthop's host has memory, descriptors and processes left; it is tried again by itself",
+    ),
     ("its memory is not shared", "memory-not-shared", ""),
     (
         "its front-end has handed over no memory",
@@ -173,6 +178,21 @@ mod tests {
         assert!(finding.kind == "driver-not-started" && finding.remedy.contains("modprobe"), "{finding:?}");
         let now = seen(&[Port { note: Some("/run/a.sock: no such directory; make it".into()), ..up("a") }]);
         assert_eq!(kinds(&now, &now), ["front-end"], "a note that no kind is known of is not lost");
+        for (note, evidence, remedy) in [
+            (
+                "cannot start session a: /p: No such file; install it there again; it is",
+                "/p: No such file",
+                "install it there again; it is",
+            ),
+            ("cannot start session a: it has ended; the log says why", "it has ended", "the log says why"),
+            ("cannot start session a: Too many open files", "Too many open files", "descriptors"),
+        ] {
+            let now = seen(&[Port { note: Some(note.into()), state: "waiting".into(), ..up("a") }]);
+            let named = Facts { named: Some("a"), ..facts(&now, &now) };
+            let [finding] = &findings(&named)[..] else { panic!("one") };
+            assert_eq!((finding.kind, &finding.evidence[..]), ("no-session-process", &[evidence.to_owned()][..]));
+            assert!(finding.remedy.contains(remedy), "{finding:?}");
+        }
         let note = "a second front-end was refused 3 s ago, for one is connected: process 7 of user 5; end it";
         let now = seen(&[Port { note: Some(note.into()), ..up("a") }]);
         let [finding] = &findings(&facts(&now, &now))[..] else { panic!("one") };

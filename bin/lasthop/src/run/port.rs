@@ -345,19 +345,19 @@ impl Port {
         }
     }
 
-    /// What keeps front-ends from it, and what to do.
-    fn fault(&self) -> Option<String> {
+    /// What keeps front-ends from it, and what to do. `session`: what is wrong with its session process, which every front-end needs.
+    fn fault(&self, session: Option<String>) -> Option<String> {
         let in_trouble = match &self.end {
             End::Listen { listener, again_at, .. } => listener.is_none() || again_at.is_some(),
             End::Connect { .. } => self.live.is_none(),
         };
-        let fault = self.complaint.as_ref().filter(|_| in_trouble)?;
+        let fault = session.or_else(|| self.complaint.clone().filter(|_| in_trouble))?;
         Some(fault.chars().take(LONGEST_FAULT).collect())
     }
 
     /// The same, if control has not been told so; without one, that there is none any more.
-    pub fn fault_news(&mut self) -> Option<Option<String>> {
-        let fault = self.fault();
+    pub fn fault_news(&mut self, session: Option<String>) -> Option<Option<String>> {
+        let fault = self.fault(session);
         (fault != self.told).then(|| {
             self.told.clone_from(&fault);
             fault

@@ -178,7 +178,7 @@ impl Supervisor {
     /// Tells control what keeps front-ends from ports, as far as that has changed.
     pub(super) fn tell_faults(&mut self) {
         for port in self.ports.values_mut() {
-            if let Some(fault) = port.fault_news() {
+            if let Some(fault) = port.fault_news(self.sessions.trouble(port.config.id)) {
                 self.control.send(SupervisorToControl::PortFault { port: port.config.id, fault }, None);
             }
         }

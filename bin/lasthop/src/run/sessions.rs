@@ -109,6 +109,11 @@ impl Sessions {
         }
     }
 
+    /// Why the port has no process that a front-end could be handed to, if that is not as it should be.
+    pub fn trouble(&self, port: PortId) -> Option<String> {
+        self.all.get(&port.0)?.child.trouble()
+    }
+
     /// Whether a front-end can be handed to this port's process.
     pub fn is_up(&self, port: PortId) -> bool {
         let is_up = |session: &Session| session.child.is_ready() && !session.aside.is_stuck();

@@ -440,7 +440,8 @@ impl<'a> Target<'a> {
         let more = self.is_short || burst.chains.list.len() >= BURST || burst.chains.is_full();
         let for_ns = if waits { WAITS_NS } else { MORE_NS * u64::from(more) };
         let (until_ns, weight) = (burst.now_ns.saturating_add(for_ns), burst.port.weight.load(Relaxed));
-        let cost = cost(self.packets, self.bytes, weight);
+        // What was written of packets that did not arrive whole took buffers, too.
+        let cost = cost(self.packets + self.in_part[0], self.bytes + self.in_part[1], weight);
         let owed_until_ns = until_ns.saturating_add(LATE_NS * u64::from(more));
         self.started.shortage.shares.took(burst.port.id, cost, until_ns, owed_until_ns, burst.now_ns, weight);
     }

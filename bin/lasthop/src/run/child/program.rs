@@ -6,6 +6,9 @@ use serde::{Serialize, de::DeserializeOwned};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
+/// So many ends in a row before it was ready are no accident.
+const ENDS_AGAIN: u32 = 3;
+
 impl<S: Serialize + 'static, R: DeserializeOwned + 'static> Child<S, R> {
     /// Where to execute its program, and the program's file. It may have changed its place by the time that it is executed: then it is
     /// taken to be another one later on.
@@ -37,7 +40,8 @@ impl<S: Serialize + 'static, R: DeserializeOwned + 'static> Child<S, R> {
 
     /// From the next start on it is the program at this place. What comes back is the file of the one that runs.
     pub fn set_program(&mut self, path: PathBuf) -> Option<OwnedFd> {
-        (self.path, self.held) = (path, None);
+        // What the one before could not do says nothing of this one.
+        (self.path, self.held, self.failed_starts) = (path, None, 0);
         self.running.as_ref()?.program.as_ref()?.try_clone().ok()
     }
 
@@ -55,6 +59,15 @@ impl<S: Serialize + 'static, R: DeserializeOwned + 'static> Child<S, R> {
             running.planned = true;
         }
         self.kill();
+    }
+
+    /// What is wrong, while it does not come up.
+    pub fn trouble(&self) -> Option<String> {
+        let ends_again = self.failed_starts >= ENDS_AGAIN && !self.is_ready();
+        let ends = || {
+            format!("cannot start {}: it has ended before it was ready, again and again; the log says why", self.name)
+        };
+        self.complaint.clone().or_else(|| ends_again.then(ends))
     }
 
     /// How often in a row it has ended before it was ready.

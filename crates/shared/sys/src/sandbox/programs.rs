@@ -83,6 +83,7 @@ impl Program {
         let passwd = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
         let user = find_user(&passwd, self.user_name).unwrap_or((self.fixed_user, self.fixed_user));
         let filters = filter::compile_all(self, pid).map_err(|e| SandboxError::NoFilter(e.to_string()))?;
+        give_back();
         Ok(Confinement { user, filters })
     }
 
@@ -130,6 +131,15 @@ impl Program {
     }
 }
 
+/// The compiler of filters has had some 100 KiB, which the allocator would keep for later: much of what a process needs that there is for each port.
+fn give_back() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: it gives pages back that nobody has, under the allocator's own lock.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
 /// What is handed to [`Confinement::enter`]: an empty root, if this process is root, and rules of Landlock. What cannot be made is left out in the
 /// report, with the reason.
 pub fn make_handed(report: &mut Report) -> Handed {
@@ -143,15 +153,16 @@ pub fn make_handed(report: &mut Report) -> Handed {
 /// An empty directory that no longer has a name: nothing is in it and nothing can be made in it, so that it can be the root of a process that is to
 /// see no file. Needs to be root, as the process that it becomes the root of.
 pub fn empty_directory() -> Result<OwnedFd, Errno> {
-    let mut error = Errno::NOENT;
+    // The first place is where it should be: why not there is what somebody can mend.
+    let mut error = None;
     let name = format!("lasthop-empty-{}", std::process::id());
     for parent in [PathBuf::from("/run"), std::env::temp_dir(), PathBuf::from("/dev/shm"), PathBuf::from("/")] {
         match nameless_directory(&parent.join(&name)) {
             Ok(directory) => return Ok(directory),
-            Err(e) => error = e,
+            Err(e) => error = error.or(Some(e)),
         }
     }
-    Err(error)
+    Err(error.unwrap_or(Errno::NOENT))
 }
 
 fn nameless_directory(path: &Path) -> Result<OwnedFd, Errno> {
