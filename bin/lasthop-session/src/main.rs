@@ -5,8 +5,9 @@ mod arguments;
 mod server;
 mod switch;
 
-use lasthop_log::{Lines, Log};
+use lasthop_log::{Level, Log};
 use lasthop_sys::sandbox::Program;
+use std::fmt::Display;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -14,10 +15,10 @@ use std::time::Duration;
 const MOST_SIGNALLING: u32 = 2;
 
 fn main() -> ExitCode {
+    // There are many of these processes, with hardly anything to say: lines are written as they are, and the thread that writes them is
+    // started with the first.
     let log = Log::new();
     log.end_with_panics();
-    let lines = log.clone();
-    tracing_subscriber::fmt().with_ansi(false).event_format(Lines::new()).with_writer(move || lines.clone()).init();
     let arguments = match arguments::Arguments::take(std::env::args().skip(1)) {
         Ok(arguments) => arguments,
         Err(error) => {
@@ -25,10 +26,16 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    let result = run(arguments, &log).inspect_err(|error| tracing::error!("{error}"));
+    let port = arguments.port.clone();
+    let result = run(arguments, &log).inspect_err(|error| say(&log, Level::ERROR, &port, error));
     // What was said last is what matters, if anybody reads it.
     log.finish(Duration::from_millis(100));
     if result.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Has a line written to the log.
+fn say(log: &Log, level: Level, port: &str, what: impl Display) {
+    log.say(level, &format!("session process: {what}"), &[("port", port)]);
 }
 
 fn run(arguments: arguments::Arguments, log: &Log) -> Result<(), Box<dyn std::error::Error>> {
@@ -36,15 +43,19 @@ fn run(arguments: arguments::Arguments, log: &Log) -> Result<(), Box<dyn std::er
     lasthop_guestmem::install_fault_handler();
     // Without, the switch is told by messages what its rings wait for: slower, and no reason not to serve.
     let signals = lasthop_sys::prepare_peer_events(MOST_SIGNALLING);
-    let report = Program::SESSION.enter_sandbox()?;
-    // Threads made from here on are born inside the sandbox.
-    log.start(std::io::stderr())?;
-    for left_out in &report.left_out {
-        // Said for the switch already, at the level that is seen.
-        tracing::debug!("sandbox: going on without {left_out}");
-    }
+    // What is left out is said for the switch already.
+    Program::SESSION.enter_sandbox()?;
+    // Its thread is born inside the sandbox.
+    log.start_when_needed();
     if let Err(error) = signals {
-        tracing::debug!("the switch is woken by messages: {error}");
+        say(
+            log,
+            Level::INFO,
+            &arguments.port,
+            format_args!("the switch is told by messages what rings wait for, which is slower: {error}"),
+        );
     }
-    server::Server::new(arguments)?.serve()
+    // There is one of these processes for each port. The filters of the sandbox took room that nothing needs again.
+    lasthop_sys::sandbox::give_back_memory();
+    server::Server::new(arguments, log.clone())?.serve()
 }

@@ -4,14 +4,18 @@ use crate::arguments::Arguments;
 use crate::switch::Remote;
 use lasthop_connection::Ask;
 use lasthop_ipc::{Channel, ChannelError};
-use lasthop_session_ipc::{Bounds, SessionToSupervisor, Step, SupervisorToSession};
+use lasthop_log::{Level, Log};
+use lasthop_session_ipc::{Bounds, LONGEST_LINE, SessionToSupervisor, Step, SupervisorToSession};
 use lasthop_sys::{Aside, Beat, Epoll, Foreign, Trigger};
 use lasthop_vhostuser::{GRANTS, MAX_RING, Session, SessionError, Switch, Unprepared};
 use std::error::Error;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// When nothing has been said for so long, what it took to hear and do it is given back.
+const TIDY: Duration = Duration::from_secs(1);
 
 const SUPERVISOR: u64 = 0;
 const FRONT_END: u64 = 1;
@@ -24,6 +28,9 @@ const FILLS: u64 = 16;
 
 /// Everything there is in this process.
 pub struct Server {
+    /// Name of the port.
+    port: String,
+    log: Log,
     epoll: Epoll,
     supervisor: Channel<SessionToSupervisor, SupervisorToSession>,
     beat: Rc<Beat>,
@@ -40,11 +47,13 @@ pub struct Server {
 
 impl Server {
     /// Nobody is connected yet.
-    pub fn new(Arguments { supervisor, port }: Arguments) -> Result<Self, Box<dyn Error>> {
+    pub fn new(Arguments { supervisor, port }: Arguments, log: Log) -> Result<Self, Box<dyn Error>> {
         let epoll = Epoll::new()?;
         epoll.add(&supervisor, SUPERVISOR, Trigger::Level)?;
         let (beat, aside) = (Rc::new(Beat::new()), Aside::new(&port));
         Ok(Self {
+            port,
+            log,
             epoll,
             supervisor,
             beat,
@@ -59,12 +68,18 @@ impl Server {
     /// Serves until the supervisor is gone.
     pub fn serve(mut self) -> Result<(), Box<dyn Error>> {
         self.supervisor.send(&SessionToSupervisor::Ready, None)?;
-        let mut ready = Vec::new();
+        let (mut ready, mut tidy) = (Vec::new(), false);
         loop {
             let deadline = self.heard().and_then(|session| session.deadline());
+            let wait = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+            let wait = wait.into_iter().chain((!tidy).then_some(TIDY)).min();
             self.beat.sleep();
-            self.epoll.wait(&mut ready, deadline.map(|at| at.saturating_duration_since(Instant::now())))?;
+            self.epoll.wait(&mut ready, wait)?;
             self.beat.work();
+            if ready.is_empty() && !tidy && wait == Some(TIDY) {
+                lasthop_sys::sandbox::give_back_memory();
+            }
+            tidy = ready.is_empty() && (tidy || wait == Some(TIDY));
             for token in &ready {
                 match *token {
                     SUPERVISOR if self.hear_supervisor()? => return Ok(()),
@@ -93,16 +108,18 @@ impl Server {
                 Ok((SupervisorToSession::Move(step), channel)) => {
                     let said = match self.go_over(step, channel) {
                         Ok(pause) => SessionToSupervisor::Moved(step, Ok(pause)),
-                        Err(Unprepared::NotNow(why)) => SessionToSupervisor::Moved(step, Err(why)),
+                        Err(Unprepared::NotNow(why)) => SessionToSupervisor::Moved(step, Err(bounded(&why))),
                         Err(Unprepared::Never(error)) => {
                             self.end(&error);
-                            SessionToSupervisor::StaysBehind(error.to_string())
+                            SessionToSupervisor::StaysBehind(bounded(&error.to_string()))
                         }
                     };
                     self.supervisor.send(&said, None)?;
                 }
                 Ok((SupervisorToSession::Connection, Some(socket))) => self.connect(socket),
-                Ok((SupervisorToSession::Connection, None)) => tracing::error!("a connection without its socket"),
+                Ok((SupervisorToSession::Connection, None)) => {
+                    crate::say(&self.log, Level::ERROR, &self.port, "a connection without its socket");
+                }
                 Err(ChannelError::WouldBlock) => return Ok(false),
                 Err(ChannelError::Closed) => return Ok(true),
                 Err(error) => return Err(error.into()),
@@ -114,7 +131,7 @@ impl Server {
     fn connect(&mut self, socket: OwnedFd) {
         self.drop_session();
         let Some(channel) = self.next.take() else { return drop(Foreign::new(socket, &self.aside)) };
-        let mut switch = Remote::new(channel, self.beat.clone());
+        let mut switch = self.remote(channel);
         if self.aside.is_stuck() {
             // Closed here, or each that comes would wait to be closed: the supervisor has a copy, so this is not the end of it.
             drop(socket);
@@ -131,6 +148,10 @@ impl Server {
         }
     }
 
+    fn remote(&self, channel: OwnedFd) -> Remote {
+        Remote::new(channel, self.beat.clone(), self.log.clone(), &self.port)
+    }
+
     fn watch(&self, session: &Session<Remote>) -> rustix::io::Result<()> {
         self.epoll.add(session, FRONT_END, Trigger::Level)?;
         self.epoll.add(session.switch(), SWITCH, Trigger::Level)
@@ -145,7 +166,7 @@ impl Server {
         match step {
             Step::Prepare => {
                 let no_channel = || Unprepared::NotNow("there was no channel to the new switch".into());
-                let next = Remote::new(channel.ok_or_else(no_channel)?, self.beat.clone());
+                let next = self.remote(channel.ok_or_else(no_channel)?);
                 self.unwatch();
                 self.session.as_mut().map_or(Ok(()), |session| session.prepare(next))?;
             }
@@ -263,6 +284,11 @@ impl Server {
         }
         let _ = self.epoll.delete(session.switch());
     }
+}
+
+/// A line that fits into a message.
+fn bounded(line: &str) -> String {
+    line.chars().take(LONGEST_LINE).collect()
 }
 
 fn bound(session: &mut Session<Remote>, bounds: Bounds) {

@@ -2,6 +2,7 @@
 
 use lasthop_connection::{Answer, Ask, LONGEST};
 use lasthop_ipc::{Channel, ChannelError};
+use lasthop_log::{Level, Log};
 use lasthop_sys::{Beat, Foreign};
 use lasthop_vhostuser::{Lost, Switch};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -13,12 +14,15 @@ use std::rc::Rc;
 pub struct Remote {
     channel: Channel<Ask, Answer>,
     beat: Rc<Beat>,
+    log: Log,
+    /// Name of the port.
+    port: Rc<str>,
 }
 
 impl Remote {
     /// `beat`: the sign of life of this thread, which waits for want of work while it waits for the switch.
-    pub fn new(channel: OwnedFd, beat: Rc<Beat>) -> Self {
-        Self { channel: Channel::within(channel, LONGEST), beat }
+    pub fn new(channel: OwnedFd, beat: Rc<Beat>, log: Log, port: &str) -> Self {
+        Self { channel: Channel::within(channel, LONGEST), beat, log, port: port.into() }
     }
 }
 
@@ -29,7 +33,7 @@ impl Switch for Remote {
             // It has ended the connection, and said so before.
             Ok(()) | Err(ChannelError::Closed) => Ok(()),
             Err(error) => {
-                tracing::error!("the switch cannot be asked: {error}");
+                crate::say(&self.log, Level::ERROR, &self.port, format_args!("the switch cannot be asked: {error}"));
                 Err(Lost)
             }
         }

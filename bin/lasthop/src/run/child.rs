@@ -11,7 +11,7 @@ use super::handover;
 use super::watchdog::{self, Hung, Watchdog};
 use command_fds::{CommandFdExt, FdMapping};
 pub use handed::ChildState;
-use lasthop_ipc::{Channel, ChannelError};
+use lasthop_ipc::{Channel, ChannelError, MAX_MESSAGE};
 use lasthop_log::{DEVICE_VARIABLE, FORMAT_VARIABLE, Format};
 use lasthop_sys::{
     CpuList, Epoll, PidFd, Process, Pulse, Trigger, bind_when_started, die_with_parent, outlive_terminal,
@@ -76,6 +76,8 @@ pub struct Child<S, R> {
     gives_up: bool,
     /// Killed, and not ended yet: nothing of them runs.
     dying: Vec<Running<S, R>>,
+    /// Bytes of the longest message.
+    longest: usize,
     /// It has a second channel, of a thread of its own, by an option of this name.
     second: Option<&'static str>,
 }
@@ -162,8 +164,15 @@ impl<S: Serialize + 'static, R: DeserializeOwned + 'static> Child<S, R> {
             limit: None,
             gives_up: false,
             dying: Vec::new(),
+            longest: MAX_MESSAGE,
             second: None,
         }
+    }
+
+    /// Messages to and from it have so many bytes at most. There is one channel only.
+    pub fn with_messages_of(mut self, longest: usize) -> Self {
+        self.longest = longest;
+        self
     }
 
     /// Another of its kind, with this program, which is not running.
@@ -171,7 +180,7 @@ impl<S: Serialize + 'static, R: DeserializeOwned + 'static> Child<S, R> {
         let mut other = Self::new(&self.name, path, self.arguments.clone(), channel_token, pid_token);
         other.cpus.clone_from(&self.cpus);
         (other.is_data_plane, other.limit, other.gives_up) = (self.is_data_plane, self.limit, self.gives_up);
-        other.second = self.second;
+        (other.second, other.longest) = (self.second, self.longest);
         other
     }
 
@@ -295,7 +304,7 @@ impl<S: Serialize + 'static, R: DeserializeOwned + 'static> Child<S, R> {
         } else {
             debug!("{} started (pid {})", self.name, process.id());
         }
-        let (channel, queue) = (Channel::new(ours), VecDeque::new());
+        let (channel, queue) = (Channel::within(ours, self.longest), VecDeque::new());
         let watched = pulse.zip(self.limit);
         let watchdog = watched
             .map(|(pulse, (limit, longest_round))| Watchdog::new(pulse, process.id(), limit, longest_round, started));

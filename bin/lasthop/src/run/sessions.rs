@@ -9,7 +9,7 @@ use super::closing::Closing;
 use super::supervisor::Supervisor;
 pub use handed::SessionsState;
 use lasthop_ipc::Channel;
-use lasthop_session_ipc::{Bounds, SessionToSupervisor, Step, SupervisorToSession};
+use lasthop_session_ipc::{Bounds, LONGEST, SessionToSupervisor, Step, SupervisorToSession};
 use lasthop_sys::{Aside, Epoll};
 use lasthop_types::PortId;
 use std::collections::BTreeMap;
@@ -69,7 +69,7 @@ impl Sessions {
         let id = u64::from(port.0);
         let (program, watchdog) = (self.program.clone(), self.limit(false));
         let child = Child::new(&process(name), program, arguments(name), CHANNELS + id, PIDS + id);
-        let child = child.with_watchdog(watchdog, Duration::ZERO);
+        let child = child.with_watchdog(watchdog, Duration::ZERO).with_messages_of(LONGEST);
         let (name, aside) = (name.to_owned(), Aside::new(name));
         self.all.insert(port.0, Session { name, child, copy: None, next: None, vm: None, aside, outlived: false });
     }

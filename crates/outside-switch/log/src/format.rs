@@ -63,14 +63,24 @@ impl Format {
         let _ = CURRENT.set(self);
     }
 
-    /// A line of the log itself, with its end.
-    pub(crate) fn own_line(self, level: Level, text: &str) -> String {
+    /// A line that no library has made, with its end: as [`Lines`] writes events.
+    pub(crate) fn own_line(self, device: Option<&str>, level: Level, text: &str, fields: &[(&str, &str)]) -> String {
         let mut line = String::new();
+        let of = device.map_or_else(String::new, |device| format!("{device}: "));
+        let with: String = fields.iter().map(|(name, value)| format!(" {name}={value}")).collect();
         // Writing to a String does not fail.
         let _ = match self {
-            Self::Text => writeln!(line, "{text}"),
-            Self::Journald => writeln!(line, "<{}>{text}", priority(level)),
-            Self::Json => object(&mut line, level, |fields| fields.record("message", Value::Text(text))),
+            Self::Text => {
+                line.push_str(&of);
+                let time = SystemTime.format_time(&mut Writer::new(&mut line));
+                time.and_then(|()| writeln!(line, " {:>5} {text}{with}", level.as_str()))
+            }
+            Self::Journald => writeln!(line, "<{}>{of}{text}{with}", priority(level)),
+            Self::Json => object(&mut line, level, |to| {
+                device.iter().for_each(|device| to.record("device", Value::Text(device)));
+                to.record("message", Value::Text(text));
+                fields.iter().for_each(|(name, value)| to.record(name, Value::Text(value)));
+            }),
         };
         line
     }
@@ -258,8 +268,27 @@ mod tests {
         assert_eq!((&all[0]["queue"], &all[0]["up"], &all[1]["level"]), (&3.into(), &false.into(), &"info".into()));
         assert_eq!(all[0]["pid"], std::process::id());
         assert!(all[0]["time"].as_str().unwrap().ends_with('Z') && all[0]["program"].is_string());
-        let own: serde_json::Value = serde_json::from_str(&Format::Json.own_line(Level::WARN, "2 \"lines\"")).unwrap();
-        assert_eq!(own["message"], "2 \"lines\"");
+    }
+
+    /// Lines that no library makes are as those that one makes, but for the time.
+    #[test]
+    fn own_lines_are_as_all_others() {
+        for device in [None, Some("nic0")] {
+            for format in Format::ALL {
+                let by_library = lines_of(device, format, || tracing::warn!(port = %"vm1", "2 \"lines\"")).remove(0);
+                let own = format.own_line(device, Level::WARN, "2 \"lines\"", &[("port", "vm1")]);
+                let timeless = |line: &str| {
+                    let is_time = |word: &str| word.contains('T') && word.contains('Z') && word.contains(':');
+                    let words = line.trim_end().split([' ', ',']).map(|word| if is_time(word) { "TIME" } else { word });
+                    words.collect::<Vec<_>>().join(" ")
+                };
+                assert_eq!(timeless(&own), timeless(&by_library), "{format:?}");
+                assert!(
+                    own.ends_with('\n') && (format == Format::Journald || timeless(&own).contains("TIME")),
+                    "{own}"
+                );
+            }
+        }
     }
 
     #[test]

@@ -13,6 +13,7 @@ use std::io::Write;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
+pub use tracing_core::Level;
 
 /// Lines that may wait to be written; a line is some hundred bytes.
 const WAITING: usize = 1024;
@@ -33,6 +34,8 @@ struct Shared {
     left_out: AtomicU64,
     /// There is a thread that writes.
     started: AtomicBool,
+    /// It is started with the first line.
+    when_needed: AtomicBool,
 }
 
 impl Shared {
@@ -56,12 +59,17 @@ impl Shared {
         if left_out > 0 {
             let lines = if left_out == 1 { "line" } else { "lines" };
             let line = format!("{left_out} {lines} of this log left out: it was not read fast enough");
-            let _ = out.write_all(Format::current().own_line(tracing_core::Level::WARN, &line).as_bytes());
+            let _ = out.write_all(own_line(Level::WARN, &line, &[]).as_bytes());
         }
         let _waiting = self.lines();
         self.in_hand.store(0, Ordering::Relaxed);
         self.news.notify_all();
     }
+}
+
+/// In this process's format, of this process's device.
+fn own_line(level: Level, text: &str, fields: &[(&str, &str)]) -> String {
+    Format::current().own_line(std::env::var(DEVICE_VARIABLE).ok().as_deref(), level, text, fields)
 }
 
 impl Log {
@@ -83,6 +91,18 @@ impl Log {
         thread.map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::AGAIN))?;
         self.0.started.store(true, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Has the first line start that thread, which writes to standard error: for processes of which there are many, and which rarely have
+    /// anything to say.
+    pub fn start_when_needed(&self) {
+        self.0.when_needed.store(true, Ordering::Relaxed);
+    }
+
+    /// Writes a line of this process's own, which no library has made.
+    pub fn say(&self, level: Level, text: &str, fields: &[(&str, &str)]) {
+        // It is one write, which takes all.
+        let _ = self.clone().write_all(own_line(level, text, fields).as_bytes());
     }
 
     #[cfg(test)]
@@ -117,8 +137,7 @@ impl Log {
         std::panic::set_hook(Box::new(move |panic| {
             let thread = std::thread::current();
             let what = panic.to_string().replace('\n', " ");
-            let line = format!("ERROR thread {} {what}; ending", thread.name().unwrap_or_default());
-            let _ = log.clone().write_all(Format::current().own_line(tracing_core::Level::ERROR, &line).as_bytes());
+            log.say(Level::ERROR, &format!("thread {} {what}; ending", thread.name().unwrap_or_default()), &[]);
             log.finish(Duration::from_millis(100));
             std::process::abort();
         }));
@@ -139,6 +158,11 @@ impl Write for Log {
             self.0.news.notify_all();
         } else {
             self.0.left_out.fetch_add(1, Ordering::Relaxed);
+        }
+        drop(waiting);
+        if self.0.when_needed.load(Ordering::Relaxed) && !self.0.started.swap(true, Ordering::Relaxed) {
+            // Without a thread it is tried again with the next line, and the end writes what there is.
+            self.0.started.store(self.start(std::io::stderr()).is_ok(), Ordering::Relaxed);
         }
         Ok(line.len())
     }
@@ -230,7 +254,10 @@ mod tests {
                     assert!(n.trim().parse::<u64>().unwrap() >= seen, "in order");
                     seen += 1;
                 }
-                None => left_out += line.split(' ').next().unwrap().parse::<u64>().unwrap(),
+                None => {
+                    let count = line.split(" line").next().and_then(|before| before.rsplit(' ').next());
+                    left_out += count.unwrap().parse::<u64>().unwrap();
+                }
             }
         }
         assert!(left_out > 0);

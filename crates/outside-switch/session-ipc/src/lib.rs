@@ -2,6 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 
+/// Bytes of the longest message either way, which either end keeps room for: there may be thousands of these channels.
+pub const LONGEST: usize = 2048;
+/// Characters of the longest line in a message.
+pub const LONGEST_LINE: usize = 500;
+
 /// To the session process of a port.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SupervisorToSession {

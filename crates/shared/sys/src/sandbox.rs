@@ -16,7 +16,7 @@ mod programs;
 #[cfg(any(test, feature = "programs"))]
 pub use landlock::nothing_by_name;
 #[cfg(any(test, feature = "programs"))]
-pub use programs::{Program, empty_directory, limit, make_handed};
+pub use programs::{Program, empty_directory, give_back_memory, limit, make_handed};
 
 use rustix::io::Errno;
 use rustix::process::{chroot, fchdir, geteuid, getppid, parent_process_death_signal, set_parent_process_death_signal};

@@ -102,7 +102,7 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
             process: Process::kept(running.pid).map_err(failed)?,
             program: fd(running.program)?,
             pidfd,
-            channel: Channel::new(channel),
+            channel: Channel::within(channel, self.longest),
             second: second.map(Channel::new),
             queue: VecDeque::new(),
             wants_room: false,

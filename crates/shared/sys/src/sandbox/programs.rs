@@ -83,7 +83,7 @@ impl Program {
         let passwd = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
         let user = find_user(&passwd, self.user_name).unwrap_or((self.fixed_user, self.fixed_user));
         let filters = filter::compile_all(self, pid).map_err(|e| SandboxError::NoFilter(e.to_string()))?;
-        give_back();
+        give_back_memory();
         Ok(Confinement { user, filters })
     }
 
@@ -131,8 +131,8 @@ impl Program {
     }
 }
 
-/// The compiler of filters has had some 100 KiB, which the allocator would keep for later: much of what a process needs that there is for each port.
-fn give_back() {
+/// Gives the kernel back all pages of the heap in which nothing is in use, for a process of which there are many: the allocator would keep them.
+pub fn give_back_memory() {
     #[cfg(target_env = "gnu")]
     // SAFETY: it gives pages back that nobody has, under the allocator's own lock.
     unsafe {
