@@ -321,8 +321,8 @@ impl Flooded {
     }
 }
 
-/// The part of what comes that is of the first, of 10 MB, after 1 MB that nobody looks at.
-fn share(came: impl Fn() -> [u64; 2]) -> f64 {
+/// The part of so many bytes that come which is of the first, after 1 MB that nobody looks at.
+fn share(came: impl Fn() -> [u64; 2], bytes: u64) -> f64 {
     let rises = |bytes: u64| {
         let (before, sum) = (came(), |of: [u64; 2]| of.iter().sum::<u64>());
         wait_for("it to be taken", Duration::from_secs(60), || sum(came()) >= sum(before) + bytes);
@@ -330,17 +330,17 @@ fn share(came: impl Fn() -> [u64; 2]) -> f64 {
         [0, 1].map(|n| (now[n] - before[n]) as f64)
     };
     rises(1_000_000);
-    let [a, b] = rises(10_000_000);
+    let [a, b] = rises(bytes);
     a / (a + b)
 }
 
-/// What each setting is to come to: setting, values of a and b, part of a.
+/// What each setting is to come to: setting, values of a and b, part of a. With what they flood there are two ports below the upper one, and each has a 31st.
 const PARTS: [(&str, [&str; 2], f64); 5] = [
     ("--weight", ["100", "100"], 0.5),
     ("--weight", ["300", "100"], 0.75),
     ("--weight", ["100", "300"], 0.25),
-    ("--priority", ["1", "0"], 15.0 / 16.0),
-    ("--priority", ["0", "1"], 1.0 / 16.0),
+    ("--priority", ["1", "0"], 30.0 / 31.0),
+    ("--priority", ["0", "1"], 1.0 / 31.0),
 ];
 
 /// As those parts say, whatever was set before.
@@ -349,7 +349,8 @@ fn is_shared(site: &Flooded, came: impl Fn() -> [u64; 2]) {
         site.set("--weight", ["100"; 2]);
         site.set("--priority", ["0"; 2]);
         site.set(setting, values);
-        let share = share(&came);
+        // Whoever is below gets its part in pieces, some seconds apart.
+        let share = share(&came, if setting == "--priority" { 40_000_000 } else { 10_000_000 });
         println!("{setting} {values:?}: {share:.3} for a");
         assert!((share - part).abs() < 0.07, "{setting} {values:?}: {share:.3} for a, not {part}");
         let [got, due] = [share, part].map(|part: f64| part.min(1.0 - part));
@@ -371,7 +372,7 @@ fn a_machine_gets_its_minimum_of_an_uplink() {
         // What one had before goes first: both together are more than there is.
         site.set("--min-rate", ["none"; 2]);
         site.set("--min-rate", minimums);
-        let share = share(|| site.came());
+        let share = share(|| site.came(), 10_000_000);
         println!("{minimums:?}: {share:.3} for a");
         assert!((share - fair).abs() < 0.07, "{minimums:?}: {share:.3} for a, not {fair}");
     }

@@ -13,6 +13,7 @@ use lasthop_types::{DropReason, PortId};
 use lasthop_virtqueue::{Ahead, BURST, Chains, PREFETCH, Patience, Queue, QueueError, QueueGuard, Ring, StartedQueue};
 use std::cell::Cell;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 /// Entries of a thread's exact-match cache, if it serves any port that has packets: at first, and when it has
 /// [grown](ExactCache::grow_if_crowded). An entry takes 16 bytes.
@@ -191,7 +192,8 @@ impl Forwarder {
         started.note_burst(&chains.list);
         let ahead = std::mem::take(&mut started.ahead);
         let patience = self.datapath.patience_ns;
-        let patient = started.sender_patience.begin(ahead, now_ns, patience) && patience.pace > 0;
+        let weight = port.weight.load(Relaxed);
+        let patient = started.sender_patience.begin(ahead, now_ns, patience, weight) && patience.pace > 0;
         let burst = Burst { port, queue, chains: &chains, ahead, now_ns, patient, pace_ns: patience.pace };
         let classified = self.classify(&burst, header_len(started.features));
         self.deliver(&burst);

@@ -115,6 +115,8 @@ pub struct SenderPatience {
     alone_with: PortId,
     /// The receiver's buffers are being translated.
     pub translated: bool,
+    /// Its port's weight, when it last began.
+    weight: u32,
 }
 
 impl Default for SenderPatience {
@@ -129,14 +131,19 @@ impl Default for SenderPatience {
             counted: 0,
             alone_with: PortId(0),
             translated: false,
+            weight: 0,
         }
     }
 }
 
 impl SenderPatience {
-    /// A burst begins with what is left of the one before. True if packets that find no buffers may wait.
+    /// A burst begins with what is left of the one before. True if packets that find no buffers may wait. `weight`: its port's. When that is another than
+    /// before, what it waited for its part is held against it no longer: it is to have another part at once.
     #[inline]
-    pub fn begin(&mut self, ahead: Ahead, now: u64, patience: Patience) -> bool {
+    pub fn begin(&mut self, ahead: Ahead, now: u64, patience: Patience, weight: u32) -> bool {
+        if weight != self.weight {
+            (self.weight, self.impatient_until, self.bucket, self.alone) = (weight, 0, 0, 0);
+        }
         if ahead.looked_at != 0 {
             self.go_on(ahead, now, patience);
         }
@@ -247,38 +254,54 @@ mod tests {
     #[test]
     fn a_senders_patience_is_its_oldest_packets() {
         let mut sender = SenderPatience::default();
-        assert!(sender.begin(Ahead::default(), 100, PATIENCE_MS));
+        assert!(sender.begin(Ahead::default(), 100, PATIENCE_MS, 100));
         // Four are put back; later the first three go, and others come.
         sender.end(60, 0, 100, None);
-        assert!(sender.begin(ahead(0b1010, 4), 101, PATIENCE_MS));
+        assert!(sender.begin(ahead(0b1010, 4), 101, PATIENCE_MS, 100));
         sender.end(2, ahead(0, 4).looked_at, 101, None);
-        assert!(sender.begin(ahead(0b10, 30), 102, PATIENCE_MS), "2 ms");
+        assert!(sender.begin(ahead(0b10, 30), 102, PATIENCE_MS, 100), "2 ms");
         sender.end(2, ahead(0, 2).looked_at, 102, None);
-        assert!(sender.begin(ahead(0b10, 28), 103, PATIENCE_MS), "those in front now came at 102");
+        assert!(sender.begin(ahead(0b10, 28), 103, PATIENCE_MS, 100), "those in front now came at 102");
         sender.end(0, ahead(0, 28).looked_at, 103, None);
-        assert!(sender.begin(ahead(0b10, 28), 104, PATIENCE_MS));
+        assert!(sender.begin(ahead(0b10, 28), 104, PATIENCE_MS, 100));
         sender.end(0, ahead(0, 28).looked_at, 104, None);
-        assert!(!sender.begin(ahead(0b10, 28), 105, PATIENCE_MS), "3 ms is too long");
-        assert!(!sender.begin(Ahead::default(), 105 + 3 * SHARE - 1, PATIENCE_MS));
-        assert!(sender.begin(Ahead::default(), 105 + 3 * SHARE, PATIENCE_MS));
+        assert!(!sender.begin(ahead(0b10, 28), 105, PATIENCE_MS, 100), "3 ms is too long");
+        assert!(!sender.begin(Ahead::default(), 105 + 3 * SHARE - 1, PATIENCE_MS, 100));
+        assert!(sender.begin(Ahead::default(), 105 + 3 * SHARE, PATIENCE_MS, 100));
+    }
+
+    /// What it waited for a part that it no longer has is forgotten, and it is as patient as any that begins.
+    #[test]
+    fn another_weight_ends_what_waiting_has_cost() {
+        let mut sender = SenderPatience::default();
+        // It has waited for what one receiver gave it, and then had something for another.
+        for ms in 0..50 {
+            assert!(sender.begin(if ms == 0 { Ahead::default() } else { ahead(0, 64) }, ms, PATIENCE_MS, 100));
+            sender.end(0, if ms == 0 { 0 } else { u64::MAX }, ms, Some(PortId(1)));
+        }
+        sender.delivered(PortId(2), 50, PATIENCE_MS);
+        assert!(!sender.begin(Ahead::default(), 51, PATIENCE_MS, 100));
+        assert!(sender.begin(Ahead::default(), 52, PATIENCE_MS, 1500));
+        sender.delivered(PortId(2), 52, PATIENCE_MS);
+        assert!(sender.begin(Ahead::default(), 53, PATIENCE_MS, 1500));
     }
 
     #[test]
     fn a_sender_that_has_nothing_for_others_is_more_patient() {
         let mut sender = SenderPatience::default();
         sender.end(0, 0, 100, None);
-        assert!((100..=150).all(|now| sender.begin(ahead(0, 5), now, PATIENCE_MS)));
-        assert!(!sender.begin(ahead(0, 5), 151, PATIENCE_MS));
+        assert!((100..=150).all(|now| sender.begin(ahead(0, 5), now, PATIENCE_MS, 100)));
+        assert!(!sender.begin(ahead(0, 5), 151, PATIENCE_MS, 100));
     }
 
     #[test]
     fn buffers_that_are_being_translated_are_waited_for_longer_and_for_no_larger_part_of_the_time() {
         let mut sender = SenderPatience { translated: true, ..SenderPatience::default() };
         sender.end(0, 0, 100, None);
-        assert!((100..=600).all(|now| sender.begin(ahead(0, 5), now, PATIENCE_MS)));
-        assert!(!sender.begin(ahead(0, 5), 601, PATIENCE_MS));
-        assert!(!sender.begin(Ahead::default(), 601 + 501 * SHARE - 1, PATIENCE_MS));
-        assert!(sender.begin(Ahead::default(), 601 + 501 * SHARE, PATIENCE_MS));
+        assert!((100..=600).all(|now| sender.begin(ahead(0, 5), now, PATIENCE_MS, 100)));
+        assert!(!sender.begin(ahead(0, 5), 601, PATIENCE_MS, 100));
+        assert!(!sender.begin(Ahead::default(), 601 + 501 * SHARE - 1, PATIENCE_MS, 100));
+        assert!(sender.begin(Ahead::default(), 601 + 501 * SHARE, PATIENCE_MS, 100));
     }
 
     #[test]
@@ -291,9 +314,9 @@ mod tests {
                 if alone { Ahead { looked_at: u64::MAX, done: 0 } } else { ahead(u64::MAX - 1, 64 - (ms & 1) as usize) }
             };
             for ms in (1000..101_000).step_by(step) {
-                if sender.begin(Ahead::default(), ms, PATIENCE_MS) {
+                if sender.begin(Ahead::default(), ms, PATIENCE_MS, 100) {
                     sender.end(0, 0, ms, Some(PortId(2)));
-                    sender.begin(at(ms), ms + 1, PATIENCE_MS);
+                    sender.begin(at(ms), ms + 1, PATIENCE_MS, 100);
                     blocked_ms += 1;
                 }
                 sender.delivered(PortId(3), ms + 1, PATIENCE_MS);
@@ -312,9 +335,9 @@ mod tests {
             let patience = Patience { pace: 10 * MS, overtaken: 2 * MS, remembered: 1000 * MS };
             for ms in 1000..41_000 {
                 let now = ms * MS + phase;
-                if sender.begin(Ahead::default(), now, patience) {
+                if sender.begin(Ahead::default(), now, patience, 100) {
                     sender.end(0, 0, now, Some(PortId(2)));
-                    sender.begin(ahead(u64::MAX - 1, 63), now + pause, patience);
+                    sender.begin(ahead(u64::MAX - 1, 63), now + pause, patience, 100);
                     blocked += pause;
                 }
             }
@@ -331,13 +354,13 @@ mod tests {
             let (mut sender, mut still, mut patient_for) = (SenderPatience::default(), 0, 0u64);
             for ms in (0..600_000).step_by(every_ms as usize) {
                 let held_up = if patient_for == 0 { Ahead::default() } else { ahead(0, 64) };
-                if sender.begin(held_up, ms, PATIENCE_MS) {
+                if sender.begin(held_up, ms, PATIENCE_MS, 100) {
                     (still, patient_for) = (still + every_ms, patient_for + every_ms);
                     sender.end(64, 0, ms, Some(PortId(2)));
                 }
                 if patient_for >= between_ms {
                     patient_for = 0;
-                    sender.begin(ahead(0, 64), ms + every_ms, PATIENCE_MS);
+                    sender.begin(ahead(0, 64), ms + every_ms, PATIENCE_MS, 100);
                     sender.delivered(PortId(3), ms + every_ms, PATIENCE_MS);
                 }
             }
@@ -352,12 +375,15 @@ mod tests {
             let (patience, mut sender) = (Patience { pace, ..PATIENCE_MS }, SenderPatience::default());
             sender.translated = translated;
             for ms in 0..100_000 {
-                sender.begin(if ms == 0 { Ahead::default() } else { ahead(0, 64) }, ms, patience);
+                sender.begin(if ms == 0 { Ahead::default() } else { ahead(0, 64) }, ms, patience, 100);
                 sender.end(64, 0, ms, Some(PortId(2)));
             }
             sender.delivered(PortId(3), 100_000, patience);
-            assert!(!sender.begin(Ahead::default(), 100_000 + (most - 20) * SHARE, patience), "{pace}, {translated}");
-            assert!(sender.begin(Ahead::default(), 100_000 + most * SHARE, patience), "{pace}, {translated}");
+            assert!(
+                !sender.begin(Ahead::default(), 100_000 + (most - 20) * SHARE, patience, 100),
+                "{pace}, {translated}"
+            );
+            assert!(sender.begin(Ahead::default(), 100_000 + most * SHARE, patience, 100), "{pace}, {translated}");
         }
     }
 
@@ -366,26 +392,29 @@ mod tests {
     fn what_is_less_than_one_part_in_forty_is_not_remembered() {
         let mut sender = SenderPatience::default();
         for ms in (0..1_000_000).step_by(1000) {
-            sender.begin(Ahead::default(), ms, PATIENCE_MS);
+            sender.begin(Ahead::default(), ms, PATIENCE_MS, 100);
             sender.end(64, 0, ms, Some(PortId(2)));
-            sender.begin(ahead(0, 64), ms + 1, PATIENCE_MS);
+            sender.begin(ahead(0, 64), ms + 1, PATIENCE_MS, 100);
             sender.end(64, 0, ms + 1, None);
         }
         sender.delivered(PortId(3), 1_000_000, PATIENCE_MS);
-        assert!(sender.begin(Ahead::default(), 1_000_001, PATIENCE_MS));
+        assert!(sender.begin(Ahead::default(), 1_000_001, PATIENCE_MS, 100));
     }
 
     #[test]
     fn a_sender_that_has_nothing_for_others_is_charged_when_it_has() {
         let mut sender = SenderPatience::default();
         for ms in 0..100_000 {
-            assert!(sender.begin(if ms == 0 { Ahead::default() } else { ahead(0, 64) }, ms, PATIENCE_MS), "{ms}");
+            assert!(sender.begin(if ms == 0 { Ahead::default() } else { ahead(0, 64) }, ms, PATIENCE_MS, 100), "{ms}");
             sender.end(64, 0, ms, Some(PortId(2)));
             sender.delivered(PortId(2), ms, PATIENCE_MS);
         }
         sender.delivered(PortId(3), 100_000, PATIENCE_MS);
         // Of the last millisecond one part has leaked.
-        assert!(!sender.begin(Ahead::default(), 100_000 + 999 * SHARE - 2, PATIENCE_MS), "no more than a second");
-        assert!(sender.begin(Ahead::default(), 100_000 + 999 * SHARE, PATIENCE_MS), "but for the half that may stay");
+        assert!(!sender.begin(Ahead::default(), 100_000 + 999 * SHARE - 2, PATIENCE_MS, 100), "no more than a second");
+        assert!(
+            sender.begin(Ahead::default(), 100_000 + 999 * SHARE, PATIENCE_MS, 100),
+            "but for the half that may stay"
+        );
     }
 }
