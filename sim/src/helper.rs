@@ -24,7 +24,7 @@ pub(crate) struct Helper {
 
 impl World {
     fn watches_everything(&self) -> bool {
-        self.setup.carrier == Carrier::HyperSwitch
+        self.setup.carrier == Carrier::HyperSwitch || self.setup.mechanisms.watch_all
     }
 
     /// Makes a helper look into its mailbox.

@@ -45,6 +45,11 @@ pub struct Mechanisms {
     pub give_way: bool,
     /// The transmit timer is started as figure 4.3 of the thesis draws it: with the first packet after silence, and however often a packet was alone.
     pub drawn_timer: bool,
+    /// A helper that is awake looks at all rings, as those of the papers do. The policy's looks at those that it was told of, and at both ends of what it has
+    /// copied.
+    pub watch_all: bool,
+    /// A thread copies a whole burst of the largest packets (320 KiB) before it asks for help, and not 64 KiB.
+    pub whole_burst: bool,
 }
 
 impl Mechanisms {
@@ -62,6 +67,8 @@ impl Mechanisms {
         before_blocking: true,
         give_way: false,
         drawn_timer: false,
+        watch_all: false,
+        whole_burst: false,
     };
 }
 

@@ -7,6 +7,8 @@ use std::collections::VecDeque;
 
 /// Packets taken before they are delivered.
 const BURST: usize = 64;
+/// Bytes of the longest burst of the switch.
+const WHOLE: u32 = 320 << 10;
 
 pub(crate) struct Worker {
     pub task: usize,
@@ -92,7 +94,7 @@ impl World {
         let Some(TaskKind::Worker(n)) = self.cores[core].running.map(|t| self.tasks[t].kind) else { return };
         let targets = &mut self.workers[n].targets;
         if targets.iter().all(|(other, _)| *other != to) {
-            targets.push_back((to, OWN));
+            targets.push_back((to, if self.setup.mechanisms.whole_burst { WHOLE } else { OWN }));
         }
     }
 

@@ -169,7 +169,8 @@ impl World {
         for core in 0..host.cores {
             self.tasks.push(task(TaskKind::Helper(core), Some(core), 0));
         }
-        let everywhere = self.setup.dedicated.is_some() || carrier == Carrier::HyperSwitch;
+        let watch_all = carrier == Carrier::HyperSwitch || self.setup.mechanisms.watch_all;
+        let everywhere = self.setup.dedicated.is_some() || watch_all;
         for (n, pinned) in guests.iter().enumerate() {
             let mut guest = Guest::new(self.tasks.len(), random(2 * n), random(2 * n + 1));
             guest.transmit = TransmitTimer::new(self.setup.mechanisms.drawn_timer);

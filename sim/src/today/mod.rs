@@ -61,7 +61,7 @@ pub const SCENES: [Scene; 3] = [
 ];
 
 /// Everything on, then each mechanism off alone, then one on that the policy does not have.
-pub const ABLATIONS: [(&str, Mechanisms); 13] = {
+pub const ABLATIONS: [(&str, Mechanisms); 15] = {
     const ALL: Mechanisms = Mechanisms::ALL;
     [
         ("everything on", ALL),
@@ -77,6 +77,8 @@ pub const ABLATIONS: [(&str, Mechanisms); 13] = {
         ("work before blocking off", Mechanisms { before_blocking: false, ..ALL }),
         ("what if: way for siblings", Mechanisms { give_way: true, ..ALL }),
         ("what if: transmit timer as drawn", Mechanisms { drawn_timer: true, ..ALL }),
+        ("what if: helpers look at all rings", Mechanisms { watch_all: true, ..ALL }),
+        ("what if: 320 KiB before help is asked", Mechanisms { whole_burst: true, ..ALL }),
     ]
 };
 
