@@ -9,7 +9,7 @@ use lasthop_forward::{Datapath, Port};
 use lasthop_frame::testutil::Frame;
 use lasthop_frame::{FlowKey, FlowMask, VnetHdr};
 use lasthop_sys::hostview::image::HostImage;
-use lasthop_sys::hostview::{CorePlace, CoreState, HostView};
+use lasthop_sys::hostview::{CorePlace, CoreState, HostView, VmState};
 use lasthop_sys::{EventFd, PeerEvent, Prompter};
 use lasthop_types::{POLLED_NOWHERE, PortId};
 use lasthop_virtqueue::driver::{NetConfig, NetDriver};
@@ -352,4 +352,54 @@ fn cores_that_poll_are_no_helpers() {
         enough = helpers.expects_more(Arrivals::default(), 1, n * 20_000);
     }
     assert!(enough.is_some() && !arrivals.part_of(4).expects_more(&helpers.settings.hysteresis));
+}
+
+/// Eight cores, pairs of siblings, each four with a cache of their own: as a host with two of the papers' modules says of itself. A ring is offered to an idle core
+/// at the cache of its receiver, else to any idle one, never beside a sibling that works, and to none where nobody is idle.
+#[test]
+fn a_helper_is_chosen_by_the_cache_of_the_receiver() {
+    let image = HostImage::new(8, 1).unwrap();
+    let state = |core: usize, idle: bool| {
+        image.set_core(core, CoreState { idle, tgid: 1, ..CoreState::default() }).unwrap();
+    };
+    for core in 0..8 {
+        image.set_place(core, CorePlace { llc: core as u32 / 4, physical: core as u32 / 2 }).unwrap();
+        state(core, true);
+    }
+    image.set_live(true).unwrap();
+    let datapath = Arc::new(Datapath::new(1, lasthop_forward::PATIENCE_MS).unwrap());
+    let (_reader, writer) = rustix::pipe::pipe().unwrap();
+    let (view, prompter) = (Some(HostView::map(&image).unwrap()), Some(Prompter::new(writer)));
+    let settings = Settings { helpers: (0..8).collect(), view, prompter, ..Settings::default() };
+    let (helpers, receiver) = (Helpers::new(datapath, settings).unwrap(), Port::new(PortId(2), "b".into()));
+    let chosen = |vm: VmState| {
+        image.set_vm(0, vm).unwrap();
+        (0..64u64).filter_map(|n| helpers.choose(n << 58, Some(&receiver), 0)).collect::<Vec<_>>()
+    };
+    let set = |of: Vec<usize>| of.into_iter().collect::<BTreeSet<_>>();
+    let all = |cores: std::ops::Range<usize>| cores.collect::<BTreeSet<_>>();
+    receiver.set_vm(Some(0));
+    // Its VM's core works, and what shares execution units with it is left alone.
+    state(5, false);
+    assert_eq!(set(chosen(VmState::Running { core: 5 })), BTreeSet::from([6, 7]), "at its cache");
+    assert_eq!(
+        set(chosen(VmState::Blocked { since_ns: 0 })),
+        &all(0..4) | &BTreeSet::from([6, 7]),
+        "it has no cache now"
+    );
+    state(7, false);
+    assert_eq!(
+        set(chosen(VmState::Running { core: 5 })),
+        all(0..4),
+        "none there is idle beside an idle one: any other"
+    );
+    state(0, false);
+    assert_eq!(set(chosen(VmState::Running { core: 5 })), BTreeSet::from([2, 3]));
+    state(2, false);
+    assert_eq!(chosen(VmState::Running { core: 5 }), [], "nobody");
+    state(6, true);
+    state(7, true);
+    let of_two = chosen(VmState::Running { core: 5 });
+    let first = of_two.iter().filter(|core| **core == 6).count();
+    assert_eq!((set(of_two), first), (BTreeSet::from([6, 7]), 32), "rings spread among equals");
 }
