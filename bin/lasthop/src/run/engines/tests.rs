@@ -140,6 +140,12 @@ fn what_was_set_in_a_device_holds_beside_what_it_is_told_of_helpers_since() {
     }
     let kept = [&engines("3", "all", "all"), &engines("3", "5", "all")];
     assert_eq!(start(kept, &given, true), holds(&engines("3", "5", "all")), "those were asked for");
+    let taken = [&engines("3", "all", "all"), &engines("none", "all", "all")];
+    assert_eq!(
+        start(taken, &given, true),
+        holds(&engines("none", "all", "all")),
+        "it works by helpers: no core polls any more"
+    );
     let other = engines("4", "none", "all");
     assert_eq!(start(kept, &other, true).0.now, other, "its engines= is another");
     let all = engines("none", "all", "all");
