@@ -1,7 +1,7 @@
 //! What `lasthop run` says on the command line.
 
 use lasthop_ipc::Channel;
-use lasthop_session_ipc::{LONGEST, SessionToSupervisor, SupervisorToSession};
+use lasthop_session_ipc::{LONGEST_MESSAGE, SessionToSupervisor, SupervisorToSession};
 use lasthop_sys::{inherited_fd, map_pulse};
 
 /// The command line, its descriptors taken.
@@ -26,7 +26,7 @@ impl Arguments {
             let fd =
                 value.parse().ok().and_then(inherited_fd).ok_or_else(|| format!("{option}: no such descriptor"))?;
             match option.as_str() {
-                "--supervisor-fd" => supervisor = Some(Channel::within(fd, LONGEST)),
+                "--supervisor-fd" => supervisor = Some(Channel::within(fd, LONGEST_MESSAGE)),
                 "--pulse-fd" => map_pulse(fd).map_err(|e| format!("{option}: {e}"))?,
                 _ => return Err(format!("unknown option {option}")),
             }

@@ -55,7 +55,5 @@ fn run(arguments: arguments::Arguments, log: &Log) -> Result<(), Box<dyn std::er
             format_args!("the switch is told by messages what rings wait for, which is slower: {error}"),
         );
     }
-    // There is one of these processes for each port. The filters of the sandbox took room that nothing needs again.
-    lasthop_sys::sandbox::give_back_memory();
     server::Server::new(arguments, log.clone())?.serve()
 }

@@ -134,10 +134,18 @@ fn a_port_whose_session_process_cannot_be_started_says_so() {
     // One that starts, and ends at once.
     symlink("/bin/false", &session).unwrap();
     wait_for("the other note", PATIENCE, || note().contains("again and again"));
-    assert!(finding().to_string().contains("the log says why"), "{}", finding());
+    assert!(finding().to_string().contains("ended: exit status: 1"), "{}", finding());
     std::fs::remove_file(&session).unwrap();
     symlink(binary("lasthop-session"), &session).unwrap();
     wait_for("the process", PATIENCE, || site.session("a").is_some() && note().is_empty());
+    // Or the program of another directory.
+    std::fs::remove_file(&session).unwrap();
+    proc::signal(site.session("a").expect("it runs"), Signal::KILL);
+    wait_for("the note once more", PATIENCE, || note().contains("install it there again"));
+    let others = scratch();
+    std::fs::copy(binary("lasthop-session"), others.path().join("lasthop-session")).unwrap();
+    site.lasthop.command(&["upgrade", "--only", "sessions", "--programs", others.path().to_str().unwrap()]);
+    wait_for("the other program", PATIENCE, || site.session("a").is_some() && note().is_empty());
     site.guest("a", 1).greet_when_back(&mut site.guest("b", 2), 1);
     site.unharmed();
 }

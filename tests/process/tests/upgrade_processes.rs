@@ -237,6 +237,16 @@ fn a_control_that_does_not_come_up_is_followed_by_the_one_before() {
     assert!(said.contains("session c: "), "{said}");
     let mut c = Guest::connect(&ports[2].socket, mac(3), Options::default());
     c.greet(&mut a, 2);
+    // Nor of a port whose front-end leaves after that, or that has one when the program is put there: then nothing can be tried.
+    drop(b);
+    b = Guest::connect(&ports[1].socket, mac(2), Options::default());
+    b.greet_when_back(&mut a, 10);
+    let (names, _) = upgraded(&lasthop, &["--only", "sessions"]);
+    assert!(names.is_empty(), "all ports have front-ends: {names:?}");
+    drop(b);
+    wait_for("it to be said", PATIENCE, || lasthop.log().contains("the program before goes on, as its new one"));
+    b = Guest::connect(&ports[1].socket, mac(2), Options::default());
+    b.greet_when_back(&mut a, 20);
     // Mended, they are replaced after all.
     installed.again("lasthop-control");
     installed.again("lasthop-session");
@@ -274,6 +284,28 @@ fn an_uplink_is_replaced_by_one_that_stands_by() {
     assert_eq!(names, ["session c", "session net"]);
     outside.reaches(&mut site.a, "frames to come in through the new session process");
     assert_eq!(times_replaced(&site.lasthop), 0);
+}
+
+/// It needs one as any port does, and says so where somebody looks for it.
+#[test]
+fn an_uplink_whose_session_process_cannot_be_started_says_so() {
+    let (mut site, mut outside, _netns) = Site::with_uplink("net=v0,driver=af_packet");
+    outside.reaches(&mut site.a, "frames to come in");
+    let session = site.installed.0.join("lasthop-session");
+    std::fs::remove_file(&session).unwrap();
+    let is_its = |pid: &u32| {
+        std::fs::read_to_string(format!("/proc/{pid}/cmdline")).is_ok_and(|words| words.contains("--port\0net\0"))
+    };
+    let its = processes(&site.lasthop).into_keys().find(is_its).expect("it runs");
+    proc::signal(its, rustix::process::Signal::KILL);
+    let why = |site: &Site| site.uplink()["last_error"].as_str().unwrap_or_default().to_owned();
+    wait_for("it to be said", PATIENCE, || why(&site).starts_with("cannot start session net: "));
+    assert!(why(&site).contains("install it there again"), "{}", why(&site));
+    let found = site.lasthop.try_command(&["doctor", "--json", "--for", "1", "net"]).stdout;
+    assert!(String::from_utf8_lossy(&found).contains("cannot start session net"), "{found:?}");
+    site.installed.again("lasthop-session");
+    outside.reaches(&mut site.a, "frames to come in again");
+    assert_eq!(site.uplink()["state"], "up");
 }
 
 /// Where nothing can be handed down one ends before the other starts. A new one that hangs is ended, and is followed by the program before.

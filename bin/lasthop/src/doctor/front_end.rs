@@ -184,7 +184,7 @@ mod tests {
                 "/p: No such file",
                 "install it there again; it is",
             ),
-            ("cannot start session a: it has ended; the log says why", "it has ended", "the log says why"),
+            ("cannot start session a: it ended; the log says more", "it ended", "the log says more"),
             ("cannot start session a: Too many open files", "Too many open files", "descriptors"),
         ] {
             let now = seen(&[Port { note: Some(note.into()), state: "waiting".into(), ..up("a") }]);

@@ -68,6 +68,8 @@ pub struct Child<S, R> {
     start_at: Instant,
     backoff: Backoff,
     failed_starts: u32,
+    /// How it ended last before it was ready.
+    failed_as: String,
     /// Why it could not be started, as it was last said.
     complaint: Option<String>,
     /// Within which it is found out that a thread of it hangs, if that is to be found out, and how long one may be busy with one round.
@@ -160,6 +162,7 @@ impl<S: Serialize + 'static, R: DeserializeOwned + 'static> Child<S, R> {
             start_at,
             backoff,
             failed_starts: 0,
+            failed_as: String::new(),
             complaint: None,
             limit: None,
             gives_up: false,
@@ -329,19 +332,6 @@ impl<S: Serialize + 'static, R: DeserializeOwned + 'static> Child<S, R> {
         Ok(())
     }
 
-    /// Why the program could not be started, and what to do.
-    fn explain(&self, e: &io::Error) -> io::Error {
-        let path = self.path.display();
-        let remedy = match e.kind() {
-            io::ErrorKind::NotFound => "install it there again; it is started as soon as it is there",
-            io::ErrorKind::PermissionDenied => {
-                "make it a file that may be run (`chmod 755`); it is started as soon as it is"
-            }
-            _ => "it is tried again every second",
-        };
-        io::Error::new(e.kind(), format!("{path}: {e}; {remedy}"))
-    }
-
     /// It could not be started, for this reason: says so, once, and tries again later.
     pub fn cannot_start(&mut self, what: String, now: Instant) {
         if self.complaint.as_ref() != Some(&what) {
@@ -496,6 +486,9 @@ impl<S: Serialize + 'static, R: DeserializeOwned + 'static> Child<S, R> {
         let what = format!("{} (pid {}) ended: {status}", self.name, running.process.id());
         let was_killed = running.ready && signal == Some(Signal::KILL.as_raw());
         let why = running.fault.clone().unwrap_or_else(|| format!("ended: {status}"));
+        if !running.ready {
+            self.failed_as.clone_from(&why);
+        }
         Ended { what, why, failed_starts: self.failed_starts, was_killed, well, planned: running.planned, wait }
     }
 

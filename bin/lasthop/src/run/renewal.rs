@@ -149,7 +149,7 @@ impl Supervisor {
                     return None;
                 }
                 if self.sessions.is_connected(port) && !self.uplinks.contains_key(&port) {
-                    self.sessions.make_way_later(port);
+                    self.sessions.make_way_later(port, kept);
                     self.keep(name, "its front-end would have to connect again; replaced when that has gone");
                     return None;
                 }
@@ -238,6 +238,7 @@ impl Supervisor {
             (Target::Session(port), Kept::One(before)) => {
                 self.sessions.set_program(&place);
                 self.sessions.go_back_to(port, before);
+                self.sessions.stay();
             }
             (Target::Uplink(id), Kept::Uplink(before)) => {
                 self.uplink_program = Ok(place);

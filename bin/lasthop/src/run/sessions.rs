@@ -9,7 +9,7 @@ use super::closing::Closing;
 use super::supervisor::Supervisor;
 pub use handed::SessionsState;
 use lasthop_ipc::Channel;
-use lasthop_session_ipc::{Bounds, LONGEST, SessionToSupervisor, Step, SupervisorToSession};
+use lasthop_session_ipc::{Bounds, LONGEST_MESSAGE, SessionToSupervisor, Step, SupervisorToSession};
 use lasthop_sys::{Aside, Epoll};
 use lasthop_types::PortId;
 use std::collections::BTreeMap;
@@ -44,6 +44,8 @@ struct Session {
     aside: Arc<Aside>,
     /// Another program is to take its place once no front-end is connected.
     outlived: bool,
+    /// The program of the present process, until the other has come up: if that does not, this one goes on.
+    before: Option<OwnedFd>,
 }
 
 /// All of them, by their ports' numbers.
@@ -69,9 +71,10 @@ impl Sessions {
         let id = u64::from(port.0);
         let (program, watchdog) = (self.program.clone(), self.limit(false));
         let child = Child::new(&process(name), program, arguments(name), CHANNELS + id, PIDS + id);
-        let child = child.with_watchdog(watchdog, Duration::ZERO).with_messages_of(LONGEST);
+        let child = child.with_watchdog(watchdog, Duration::ZERO).with_messages_of(LONGEST_MESSAGE);
         let (name, aside) = (name.to_owned(), Aside::new(name));
-        self.all.insert(port.0, Session { name, child, copy: None, next: None, vm: None, aside, outlived: false });
+        let (copy, next, vm, outlived, before) = Default::default();
+        self.all.insert(port.0, Session { name, child, copy, next, vm, aside, outlived, before });
     }
 
     /// Within which it is to be found out that a session process hangs, if that is to be found out.
@@ -248,7 +251,9 @@ impl Supervisor {
     /// Starts those that are due, ends those that hang, and sends what waits.
     pub(super) fn step_sessions(&mut self, now: Instant) {
         let (mut given_up, seldom) = (Vec::new(), self.sessions.limit(false));
-        for (id, Session { child, .. }) in &mut self.sessions.all {
+        for (id, session) in &mut self.sessions.all {
+            session.fall_back();
+            let child = &mut session.child;
             child.check_hang(now);
             if let Some(hung) = child.kill_if_hung(now) {
                 warn!("{} hangs: it {}; replacing it", child.name(), hung.how);
@@ -270,13 +275,16 @@ impl Supervisor {
     pub(super) fn session_event(&mut self, token: u64, now: Instant) {
         let id = token as u32;
         let limits = [false, true].map(|translates| self.sessions.limit(translates));
-        let Some(Session { child, .. }) = self.sessions.all.get_mut(&id) else { return };
+        let Some(Session { child, before, .. }) = self.sessions.all.get_mut(&id) else { return };
         let (mut steps, mut stays) = (Vec::new(), None);
         for message in child.receive(&self.epoll, now) {
             match message {
                 SessionToSupervisor::StaysBehind(why) => stays = Some(why),
                 SessionToSupervisor::Moved(step, done) => steps.push((step, done)),
-                SessionToSupervisor::Ready => child.set_ready(),
+                SessionToSupervisor::Ready => {
+                    *before = None;
+                    child.set_ready();
+                }
                 SessionToSupervisor::Translates(translates) => {
                     limits[usize::from(translates)].iter().for_each(|limit| child.set_limit(*limit, now));
                 }

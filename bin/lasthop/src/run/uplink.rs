@@ -330,6 +330,9 @@ impl Uplink {
     /// Gives the switch and the process a connection to each other.
     fn join(&mut self, switch: &mut Switch, sessions: &mut Sessions, now: Instant) {
         let due = matches!(self.link, Link::Apart { join_at } if join_at <= now);
+        if let Some(why) = sessions.trouble(self.config.id).filter(|_| due) {
+            return self.complain(why);
+        }
         if !due || !switch.is_up() || !sessions.is_up(self.config.id) || self.leaving.is_some() || !self.may_join() {
             return;
         }
@@ -579,14 +582,6 @@ impl Uplink {
             link: self.link_state(),
             // It may be the process's own words.
             last_error: self.trouble().map(|why| why.chars().take(LONGEST_ERROR).collect()),
-        }
-    }
-
-    /// Says what is wrong with the process that stands by, once.
-    fn complain_of_spare(&mut self, what: String) {
-        if self.spare_trouble.as_ref() != Some(&what) {
-            warn!("{} {}: its spare: {what}", self.spec.kind(), self.spec.name);
-            self.spare_trouble = Some(what);
         }
     }
 

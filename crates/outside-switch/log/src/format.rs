@@ -65,7 +65,8 @@ impl Format {
 
     /// A line that no library has made, with its end: as [`Lines`] writes events.
     pub(crate) fn own_line(self, device: Option<&str>, level: Level, text: &str, fields: &[(&str, &str)]) -> String {
-        let mut line = String::new();
+        let (mut line, text) = (String::new(), text.replace('\n', " "));
+        let text = text.as_str();
         let of = device.map_or_else(String::new, |device| format!("{device}: "));
         let with: String = fields.iter().map(|(name, value)| format!(" {name}={value}")).collect();
         // Writing to a String does not fail.

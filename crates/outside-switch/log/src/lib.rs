@@ -136,7 +136,7 @@ impl Log {
         let log = self.clone();
         std::panic::set_hook(Box::new(move |panic| {
             let thread = std::thread::current();
-            let what = panic.to_string().replace('\n', " ");
+            let what = panic.to_string();
             log.say(Level::ERROR, &format!("thread {} {what}; ending", thread.name().unwrap_or_default()), &[]);
             log.finish(Duration::from_millis(100));
             std::process::abort();

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 /// Bytes of the longest message either way, which either end keeps room for: there may be thousands of these channels.
-pub const LONGEST: usize = 2048;
+pub const LONGEST_MESSAGE: usize = 2048;
 /// Characters of the longest line in a message.
 pub const LONGEST_LINE: usize = 500;
 

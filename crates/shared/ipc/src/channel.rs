@@ -26,7 +26,7 @@ pub enum ChannelError {
     /// The other end has written into shared memory what cannot be.
     #[error("the other process {0}")]
     Nonsense(&'static str),
-    /// The message is longer than [`MAX_MESSAGE`].
+    /// The message is longer than the channel takes ([`MAX_MESSAGE`], or as [`Channel::within`] says).
     #[error("message too long")]
     TooLong,
     /// Any other error of the socket.

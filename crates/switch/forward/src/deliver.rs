@@ -73,8 +73,9 @@ pub(crate) struct Target<'a> {
     /// Delivered so far.
     pub(crate) packets: u64,
     pub(crate) bytes: u64,
-    /// Packets of which some segments arrived, and not all, and the bytes of those: no sign that the receiver keeps pace.
-    pub(crate) in_part: [u64; 2],
+    /// What else was written, and is no sign that the receiver keeps pace: packets of which some segments arrived, and not all, and their bytes; and by how many
+    /// bytes the segments of others are more than their packets.
+    pub(crate) beyond: [u64; 2],
     /// Bytes of frames that [`Target::stage`] has seen.
     staged: usize,
     /// Packets that might have waited have found no buffers.
@@ -151,7 +152,7 @@ impl<'a> Target<'a> {
             counters,
             packets: 0,
             bytes: 0,
-            in_part: [0; 2],
+            beyond: [0; 2],
             staged: 0,
             is_short: false,
             out_of_turn: false,
@@ -232,13 +233,13 @@ impl<'a> Target<'a> {
         } else {
             self.offloaded(packet, pieces, whole)
         };
+        let written = self.staged - before;
+        let counts = if result.is_ok() { packet.frame_len } else { 0 };
         match result {
-            Ok(()) => self.count(1, packet.frame_len, 0),
-            Err(_) if self.staged > before => {
-                self.in_part = [self.in_part[0] + 1, self.in_part[1] + (self.staged - before) as u64];
-            }
-            Err(_) => {}
+            Ok(()) => self.count(1, counts, 0),
+            Err(_) => self.beyond[0] += u64::from(written > 0),
         }
+        self.beyond[1] += written.saturating_sub(counts) as u64;
         result
     }
 
@@ -440,8 +441,8 @@ impl<'a> Target<'a> {
         let more = self.is_short || burst.chains.list.len() >= BURST || burst.chains.is_full();
         let for_ns = if waits { WAITS_NS } else { MORE_NS * u64::from(more) };
         let (until_ns, weight) = (burst.now_ns.saturating_add(for_ns), burst.port.weight.load(Relaxed));
-        // What was written of packets that did not arrive whole took buffers, too.
-        let cost = cost(self.packets + self.in_part[0], self.bytes + self.in_part[1], weight);
+        // What was written of packets that did not arrive whole took buffers, too, and so did the headers of segments.
+        let cost = cost(self.packets + self.beyond[0], self.bytes + self.beyond[1], weight);
         let owed_until_ns = until_ns.saturating_add(LATE_NS * u64::from(more));
         self.started.shortage.shares.took(burst.port.id, cost, until_ns, owed_until_ns, burst.now_ns, weight);
     }

@@ -143,6 +143,7 @@ impl SenderPatience {
     pub fn begin(&mut self, ahead: Ahead, now: u64, patience: Patience, weight: u32) -> bool {
         if weight != self.weight {
             (self.weight, self.impatient_until, self.bucket, self.alone) = (weight, 0, 0, 0);
+            (self.since, self.blocked_since) = ([now; BURST], None);
         }
         if ahead.looked_at != 0 {
             self.go_on(ahead, now, patience);
@@ -284,6 +285,13 @@ mod tests {
         assert!(sender.begin(Ahead::default(), 52, PATIENCE_MS, 1500));
         sender.delivered(PortId(2), 52, PATIENCE_MS);
         assert!(sender.begin(Ahead::default(), 53, PATIENCE_MS, 1500));
+        // What waits at that moment has waited since then.
+        sender.end(60, 0, 53, Some(PortId(1)));
+        assert!(sender.begin(ahead(0, 4), 104, PATIENCE_MS, 100));
+        sender.end(0, ahead(0, 4).looked_at, 104, Some(PortId(1)));
+        assert!(sender.begin(ahead(0, 4), 154, PATIENCE_MS, 100));
+        sender.end(0, ahead(0, 4).looked_at, 154, Some(PortId(1)));
+        assert!(!sender.begin(ahead(0, 4), 155, PATIENCE_MS, 100), "and no longer than any");
     }
 
     #[test]

@@ -2,7 +2,9 @@
 
 use super::Child;
 use rustix::fs::{Mode, OFlags, fstat, open, stat};
+use rustix::io::Errno;
 use serde::{Serialize, de::DeserializeOwned};
+use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
@@ -61,11 +63,31 @@ impl<S: Serialize + 'static, R: DeserializeOwned + 'static> Child<S, R> {
         self.kill();
     }
 
+    /// Why the program could not be started, and what to do.
+    pub(super) fn explain(&self, e: &io::Error) -> io::Error {
+        let path = self.path.display();
+        let scarce = [Errno::AGAIN, Errno::NOMEM, Errno::MFILE, Errno::NFILE];
+        let remedy = match e.kind() {
+            io::ErrorKind::NotFound => "install it there again; it is started as soon as it is there",
+            io::ErrorKind::PermissionDenied => {
+                "make it a file that may be run (`chmod 755`); it is started as soon as it is"
+            }
+            _ if Errno::from_io_error(e).is_some_and(|e| scarce.contains(&e)) => {
+                "see that processes (a unit's TasksMax), memory and descriptors are left; it is tried again every second"
+            }
+            _ => "install it there again; it is tried again every second",
+        };
+        io::Error::new(e.kind(), format!("{path}: {e}; {remedy}"))
+    }
+
     /// What is wrong, while it does not come up.
     pub fn trouble(&self) -> Option<String> {
         let ends_again = self.failed_starts >= ENDS_AGAIN && !self.is_ready();
+        let (name, why) = (&self.name, &self.failed_as);
         let ends = || {
-            format!("cannot start {}: it has ended before it was ready, again and again; the log says why", self.name)
+            format!(
+                "cannot start {name}: its program does not become ready, again and again: it {why}; the log says more"
+            )
         };
         self.complaint.clone().or_else(|| ends_again.then(ends))
     }

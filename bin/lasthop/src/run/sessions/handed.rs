@@ -25,6 +25,8 @@ struct SessionState {
     copy: Option<Fd>,
     vm: Option<u32>,
     outlived: bool,
+    #[serde(default)]
+    before: Option<Fd>,
 }
 
 impl Sessions {
@@ -46,6 +48,7 @@ impl Sessions {
             copy: session.copy.as_ref().map(|copy| giver.fd(copy)),
             vm: session.vm,
             outlived: session.outlived,
+            before: session.before.as_ref().map(|before| giver.fd(before)),
         };
         let all = self.all.iter().map(of).collect();
         let bounds = self.bounds.iter().map(|(port, bounds)| (*port, *bounds)).collect();
@@ -56,11 +59,12 @@ impl Sessions {
     pub fn resume(&mut self, state: SessionsState, epoll: &Epoll, taker: &Taker) -> Result<(), String> {
         self.program = state.program;
         self.bounds = state.bounds.into_iter().collect();
-        for SessionState { port, name, child, copy, vm, outlived } in state.all {
+        for SessionState { port, name, child, copy, vm, outlived, before } in state.all {
             self.add(PortId(port), &name);
             let Some(session) = self.all.get_mut(&port) else { continue };
             session.child.resume(child, epoll, taker)?;
             session.copy = copy.map(|copy| taker.fd(copy)).transpose()?;
+            session.before = before.map(|before| taker.fd(before)).transpose()?;
             (session.vm, session.outlived) = (vm, outlived);
             if session.copy.is_some() {
                 // As where it was made.

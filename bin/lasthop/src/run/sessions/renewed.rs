@@ -4,11 +4,15 @@
 use super::{Session, Sessions, process};
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use tracing::warn;
 
 impl Sessions {
-    /// Ports to come have processes of this program, and those there are when they are started the next time.
+    /// Ports to come have processes of this program, and so have those whose process does not run.
     pub fn set_program(&mut self, path: &Path) {
         path.clone_into(&mut self.program);
+        for session in self.all.values_mut().filter(|session| !session.child.is_up()) {
+            session.child.set_program(path.to_owned());
+        }
     }
 
     /// Where their program is.
@@ -47,10 +51,18 @@ impl Sessions {
         }
     }
 
-    /// The same once its front-end has gone.
-    pub fn make_way_later(&mut self, port: u32) {
+    /// The same once its front-end has gone. `before`: the file of the one that runs.
+    pub fn make_way_later(&mut self, port: u32, before: Option<OwnedFd>) {
         if let Some(session) = self.all.get_mut(&port) {
-            session.outlived = true;
+            (session.outlived, session.before) = (true, before);
+        }
+    }
+
+    /// The new program does not do: those that were to make way later stay, and are of the program before when they are started again.
+    pub fn stay(&mut self) {
+        for session in self.all.values_mut().filter(|session| session.outlived) {
+            session.outlived = false;
+            session.child.go_back_to(session.before.take());
         }
     }
 
@@ -74,6 +86,15 @@ impl Sessions {
 }
 
 impl Session {
+    /// A process that has made way for a new program which does not come up is followed by one of the program before.
+    pub(super) fn fall_back(&mut self) {
+        if let Some(why) = self.child.trouble().filter(|_| self.before.is_some()) {
+            warn!("{why}; the program before goes on, as its new one does not come up");
+            self.outlived = false;
+            self.child.go_back_to(self.before.take());
+        }
+    }
+
     /// No front-end is connected any more, and a new program waits for that.
     pub(super) fn make_way_if_outlived(&mut self) {
         if std::mem::take(&mut self.outlived) {

@@ -157,6 +157,14 @@ impl Uplink {
     pub(super) fn standby_deadline(&self) -> impl Iterator<Item = Instant> {
         self.standby.listen_until.into_iter().chain(self.standby.leave_by).chain(self.standby.announcements.deadline())
     }
+
+    /// Says what is wrong with the process that stands by, once.
+    pub(super) fn complain_of_spare(&mut self, what: String) {
+        if self.spare_trouble.as_ref() != Some(&what) {
+            warn!("{} {}: its spare: {what}", self.spec.kind(), self.spec.name);
+            self.spare_trouble = Some(what);
+        }
+    }
 }
 
 fn why(other: &str) -> String {

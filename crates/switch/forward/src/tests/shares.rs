@@ -128,28 +128,32 @@ fn what_a_sender_got_alone_is_forgotten() {
     assert!((share / 0.5 - 1.0).abs() < 0.05, "{share}");
 }
 
-/// What is written of packets that never arrive whole, as their segments are more than the receiver's ring has buffers, was got like any other.
+/// Segments are got as they are written: those of packets that never arrive whole, for there are more than the receiver's ring has buffers, and the headers of
+/// each of a short packet that is cut finely.
 #[test]
-fn a_sender_whose_packets_never_arrive_whole_gets_its_part_and_no_more() {
-    let config = NetConfig { size: 512, tx_buffer: 70_000, ..NetConfig::default() };
-    let mut crowd = Crowd::new(config, &[(100, 200), (100, 200)]);
-    let cut =
-        Frame::new(1, 100).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).tcp(5, 6).payload(vec![7; 60_000]).partial_checksum();
-    let (vnet, cut) = (cut.vnet(VnetHdr::GSO_TCPV4, 64), cut.build());
-    let mut bytes = vec![0; 2];
-    for round in 0..3000 {
-        if round == 600 {
-            assert!(bytes[0] > 0, "segments of packets that are not whole arrive");
-            bytes.fill(0);
+fn a_sender_whose_packets_are_cut_finely_gets_its_part_and_no_more() {
+    for (payload, size, at_once) in [(60_000, 64, 1), (60, 4, 64), (16, 1, 64)] {
+        let config = NetConfig { size: 512, tx_buffer: 70_000, ..NetConfig::default() };
+        let mut crowd = Crowd::new(config, &[(100, 200), (100, 200)]);
+        let cut = Frame::new(1, 100).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).tcp(5, 6).payload(vec![7; payload]);
+        let cut = cut.partial_checksum();
+        let (vnet, cut) = (cut.vnet(VnetHdr::GSO_TCPV4, size), cut.build());
+        let mut bytes = vec![0; 2];
+        for round in 0..3000 {
+            if round == 600 {
+                assert!(bytes[0] > 0, "segments arrive");
+                bytes.fill(0);
+            }
+            crowd.receive(16, &mut bytes);
+            let sent = |_| crowd.senders[0].0.driver.send(0, &vnet.to_bytes(), &cut).unwrap().is_ok();
+            let _ = (0..at_once).all(sent);
+            crowd.carry(0, 0);
+            crowd.now_ns += 20_000;
+            crowd.receive(16, &mut bytes);
+            crowd.carry(1, 64);
+            crowd.now_ns += 20_000;
         }
-        crowd.receive(16, &mut bytes);
-        let _ = crowd.senders[0].0.driver.send(0, &vnet.to_bytes(), &cut).unwrap();
-        crowd.carry(0, 0);
-        crowd.now_ns += 20_000;
-        crowd.receive(16, &mut bytes);
-        crowd.carry(1, 64);
-        crowd.now_ns += 20_000;
+        let part = bytes[1] as f64 / bytes.iter().sum::<usize>() as f64;
+        assert!((part - 0.5).abs() < 0.05, "{payload} by {size}: {part} for the sender of whole packets: {bytes:?}");
     }
-    let part = bytes[1] as f64 / bytes.iter().sum::<usize>() as f64;
-    assert!((part - 0.5).abs() < 0.05, "{part} for the sender of whole packets: {bytes:?}");
 }
