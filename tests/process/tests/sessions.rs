@@ -143,7 +143,9 @@ fn a_port_whose_session_process_cannot_be_started_says_so() {
     proc::signal(site.session("a").expect("it runs"), Signal::KILL);
     wait_for("the note once more", PATIENCE, || note().contains("install it there again"));
     let others = scratch();
-    std::fs::copy(binary("lasthop-session"), others.path().join("lasthop-session")).unwrap();
+    for name in ["lasthop", "lasthop-switch", "lasthop-control", "lasthop-uplink", "lasthop-session"] {
+        std::fs::copy(binary(name), others.path().join(name)).unwrap();
+    }
     site.lasthop.command(&["upgrade", "--only", "sessions", "--programs", others.path().to_str().unwrap()]);
     wait_for("the other program", PATIENCE, || site.session("a").is_some() && note().is_empty());
     site.guest("a", 1).greet_when_back(&mut site.guest("b", 2), 1);
