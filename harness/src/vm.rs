@@ -42,6 +42,8 @@ pub struct VmConfig {
     pub memory_mib: u32,
     /// Its processors.
     pub cpus: u32,
+    /// Its NUMA nodes, which have as many of these and as much memory each.
+    pub nodes: u32,
     /// Slots for hot-plugged memory.
     pub memory_slots: u32,
     /// Its cards are behind an IOMMU of its own (QEMU's intel-iommu).
@@ -80,6 +82,7 @@ impl VmConfig {
             memory: Memory::Memfd,
             memory_mib: 256,
             cpus: 1,
+            nodes: 1,
             memory_slots: 0,
             iommu: false,
             ats: true,
@@ -105,6 +108,27 @@ impl VmConfig {
     pub fn cpus(mut self, cpus: u32) -> Self {
         self.cpus = cpus;
         self
+    }
+
+    /// With so many NUMA nodes, of memory that no card of a vhost-user switch sees.
+    pub fn nodes(mut self, nodes: u32) -> Self {
+        self.nodes = nodes;
+        self
+    }
+
+    /// The words that make its nodes, where it has several.
+    fn node_words(&self) -> Vec<String> {
+        let (cpus, mib) = (self.cpus / self.nodes, self.memory_mib / self.nodes);
+        let words = |node: u32| {
+            let last = (node + 1) * cpus - 1;
+            [
+                "-object".to_owned(),
+                format!("memory-backend-ram,id=node{node},size={mib}M"),
+                "-numa".to_owned(),
+                format!("node,nodeid={node},cpus={}-{last},memdev=node{node}", node * cpus),
+            ]
+        };
+        (0..self.nodes).filter(|_| self.nodes > 1).flat_map(words).collect()
     }
 
     /// With memory of 2 MiB pages.
@@ -255,10 +279,12 @@ impl Vm {
             let at = |file: &str| dir.path().join(file).display().to_string();
             c.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-cpu", "max"]);
             let share = if config.memory == Memory::Private { "off" } else { "on" };
-            let backend = if config.memory == Memory::Anonymous { "" } else { ",memory-backend=ram" };
+            let plain = config.memory == Memory::Anonymous || config.nodes > 1;
+            let backend = if plain { "" } else { ",memory-backend=ram" };
             c.args(["-M", &format!("q35,accel={accel}{backend}"), "-smp", &config.cpus.to_string()]);
             let size = config.memory_size();
             c.args(["-m", &format!("{size}{slots}")]);
+            c.args(config.node_words());
             if config.movable == Some(Movable::Waits) {
                 c.args(["-incoming", &format!("unix:{}", at("move"))]);
             }

@@ -4,7 +4,7 @@ use cpu::CpuRequest;
 use health::Health;
 use lasthop_api::{ApiError, Bus, LogLevelList, OpenVswitch};
 use lasthop_ipc::{FromControl, PortInfo, PortState, ToControl, UpcallPacket};
-use lasthop_management_ipc::{ControlToSupervisor, DeviceState, PortConfig, SupervisorToControl};
+use lasthop_management_ipc::{ControlToSupervisor, DeviceState, PortConfig, PortPlace, SupervisorToControl};
 use lasthop_policy::acl::Book;
 use lasthop_policy::{
     Change, Effects, Headers, LOOK_MANY_MS, LOOK_MS, Learning, Limits, MANY_FLOWS, Resume, Uplinks, Vlans,
@@ -177,6 +177,8 @@ pub(crate) struct Core {
     cpu_requests: BTreeMap<u64, CpuRequest>,
     upgrades: Upgrades,
     engine_lists: EngineLists,
+    /// Where VMs run, and their ports' threads.
+    places: BTreeMap<PortId, PortPlace>,
     /// Ports that are uplinks, and the VLANs that each carries.
     uplinks: Uplinks,
     /// Ports that are interfaces, as they are shown.
@@ -261,6 +263,7 @@ impl Core {
             cpu_requests: BTreeMap::new(),
             upgrades: Upgrades::new(),
             engine_lists: EngineLists::new(),
+            places: BTreeMap::new(),
             uplinks: Uplinks::new(),
             devices: BTreeMap::new(),
             stuck_uplinks: StuckUplinks::default(),
@@ -540,11 +543,14 @@ impl Core {
                 self.cpu_reply(request, times, (replaced, host), now_ms);
             }
             SupervisorToControl::CpuBounds(bounds) => self.spending.bounds_are(bounds),
+            SupervisorToControl::Places(places) => self.places = places.into_iter().map(|of| (of.port, of)).collect(),
             SupervisorToControl::LogLevel { request, run, control } => self.log_level_is(request, run, control),
             SupervisorToControl::Mirrors(mirrors) => self.mirrors_are(mirrors, now_ms, out),
             SupervisorToControl::MirrorReply { request, result } => self.mirror_reply(request, result, now_ms),
             SupervisorToControl::UpgradeReply { request, result } => self.upgrade_reply(request, result),
-            SupervisorToControl::Engines { request, engines, set } => self.engines_are(request, &engines, set),
+            SupervisorToControl::Engines { request, engines, set, near } => {
+                self.engines_are(request, &engines, (set, near));
+            }
             SupervisorToControl::Renamed { port, from, to } => self.renamed(port, &from, &to),
             SupervisorToControl::Forget(port) => self.policy.forget_addresses(port, now_ms, out),
             SupervisorToControl::Announce(uplink) => self.announce(uplink, now_ms),

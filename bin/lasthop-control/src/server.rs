@@ -16,9 +16,9 @@ use lasthop_api::{
     Connection, ConnectionPage, ConntrackFlushed, ConntrackStats, CpuBound, CpuTimes, Denied, DeviceBus, DeviceDma,
     DeviceTable, DeviceWalk, Direction, Drops, EndedFlows, Engine, EngineList, Field, Flow, FlowPage, Group, GroupPage,
     GuestQueue, Host, KeptProcess, LeftOut, LogLevel, LogLevelList, LostOf, Mac, MacFlushed, MacPage, Member, Mirror,
-    MirrorList, NewProcess, NotTaken, Offload, OpenVswitch, Port, PortAdopted, PortChanged, PortConnections, PortPage,
-    PortPause, Queue, RatesOf, RefusedMac, Replaced, SetChanged, SetPage, Station, Stayed, SwitchStats, Totals,
-    TraceOutput, TraceReport, Translation, Upgraded, Uplink, UplinkList, parse_frame,
+    MirrorList, NewProcess, NotTaken, Offload, OpenVswitch, Place, Port, PortAdopted, PortChanged, PortConnections,
+    PortPage, PortPause, Queue, RatesOf, RefusedMac, Replaced, SetChanged, SetPage, Station, Stayed, SwitchStats,
+    Totals, TraceOutput, TraceReport, Translation, Upgraded, Uplink, UplinkList, parse_frame,
 };
 use lasthop_management_ipc::{EngineChange, EngineKind, MirrorConfig, Settings, UplinkConfig};
 use lasthop_policy::STATIC_MAC;
@@ -241,7 +241,7 @@ fn pairs(settings: Vec<Field>) -> Settings {
 
 #[zlink::service(
     interface = "org.lasthop.Switch",
-    types = [AclRule, AclPage, AclText, AclChanged, AddressSet, SetPage, SetChanged, CpuTimes, Port, CpuBound, RefusedMac, Queue, Totals, Drops, Flow, Field, Mac, MacFlushed, Group, Member, GroupPage, PortChanged, PortPage, PortPause, NewProcess, KeptProcess, Upgraded, Engine, EngineList, PortAdopted, NotTaken, Station, FlowPage, EndedFlows, MacPage, Connection, Direction, ConnectionPage, ConntrackFlushed, ConntrackStats, PortConnections, SwitchStats, Host, Offload, Stayed, DeviceTable, DeviceWalk, DeviceDma, BusModel, DeviceBus, BusBytes, Caches, Denied, LeftOut, Replaced,
+    types = [AclRule, AclPage, AclText, AclChanged, AddressSet, SetPage, SetChanged, CpuTimes, Port, Place, CpuBound, RefusedMac, Queue, Totals, Drops, Flow, Field, Mac, MacFlushed, Group, Member, GroupPage, PortChanged, PortPage, PortPause, NewProcess, KeptProcess, Upgraded, Engine, EngineList, PortAdopted, NotTaken, Station, FlowPage, EndedFlows, MacPage, Connection, Direction, ConnectionPage, ConntrackFlushed, ConntrackStats, PortConnections, SwitchStats, Host, Offload, Stayed, DeviceTable, DeviceWalk, DeviceDma, BusModel, DeviceBus, BusBytes, Caches, Denied, LeftOut, Replaced,
              OpenVswitch, RatesOf, LostOf, TraceOutput, TraceReport, Translation, Batching, Uplink, Carried, GuestQueue, UplinkList, Mirror, MirrorList, LogLevel, LogLevelList],
     vendor = "lasthop",
     product = "lasthop",
@@ -328,6 +328,10 @@ impl Api {
 
     async fn engine_move(&self, port: String, engine: String, attempt: String) -> Result<Upgraded, ApiError> {
         self.change_engines(EngineChange::Move(port, engine), attempt).await
+    }
+
+    async fn engine_near(&self, near: String, attempt: String) -> Result<Upgraded, ApiError> {
+        self.change_engines(EngineChange::Near(near), attempt).await
     }
 
     async fn engine_set(

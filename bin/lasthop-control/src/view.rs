@@ -19,8 +19,10 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 mod actions;
 mod bounds;
+mod near;
 
 pub(crate) use bounds::{cpu_bound, missed_bound};
+pub(crate) use near::place;
 
 pub(crate) fn mac(m: &MacView, port: String) -> Mac {
     Mac { mac: m.mac.to_string(), vlan: m.vlan, port, age_ms: m.age_ms, held: m.held, is_static: m.is_static }

@@ -2,6 +2,7 @@
 
 use crate::SharedArgs;
 use crate::client::CliError;
+use crate::run::Near;
 use crate::table::{Align, Table};
 use crate::upgrade::pauses;
 use clap::builder::PossibleValuesParser;
@@ -29,6 +30,18 @@ pub enum EngineCommand {
     /// is moved.
     #[command(after_help = "Examples:\n  lasthop engine del poll 3\n  lasthop engine del helper 0-1")]
     Del(ChangeArgs),
+    /// Keep ports' threads this near to their VMs
+    ///
+    /// `node`: on CPUs of the NUMA node where the VM runs; `cache`: on CPUs that share its last-level cache; `off`: anywhere on CPUs of `ports`. They follow a VM that
+    /// moves. Nothing pauses. It is remembered.
+    #[command(after_help = "Example:\n  lasthop engine near cache")]
+    Near {
+        /// How near
+        #[arg(value_enum)]
+        near: Near,
+        #[command(flatten)]
+        shared: SharedArgs,
+    },
     /// Have a port's rings, or an uplink's, looked after by this engine, and by no other
     ///
     /// `poll-3`: by the core that polls there. `ports`: by a thread of the port's own, and by helpers, although cores poll. The same as `lasthop port set PORT --engine ENGINE`, which sets other things before.
@@ -80,6 +93,11 @@ pub fn engine(command: &EngineCommand) -> Result<String, CliError> {
                 shared.instance()?.ask_until_answered(async |c, attempt| c.engine_del(kind, &cpus, attempt).await)?;
             shared.show(&done, said)
         }
+        EngineCommand::Near { near, shared } => {
+            let near = near.name();
+            let done = shared.instance()?.ask_until_answered(async |c, attempt| c.engine_near(near, attempt).await)?;
+            shared.show(&done, |_| format!("near {near}\n"))
+        }
         EngineCommand::Move { port, engine, shared } => {
             let mut instance = shared.instance()?;
             let done = instance.ask_until_answered(async |c, attempt| c.engine_move(port, engine, attempt).await)?;
@@ -117,18 +135,23 @@ fn table(list: &EngineList) -> String {
     let (mut table, mut notes) = (Table::new(&columns), String::new());
     let of = |kind: EngineKind| list.engines.iter().filter(move |engine| engine.kind == kind.name());
     let all_polled = of(EngineKind::Poll).count() > 0 && of(EngineKind::Ports).all(|engine| engine.ports.is_empty());
-    for Engine { name, kind, cpus, cpu_ns, ports, trouble } in &list.engines {
+    for Engine { name, kind, cpus, nodes, cpu_ns, ports, trouble } in &list.engines {
         trouble.iter().for_each(|why| notes += &format!("{name}: {why}\n"));
+        let place = nodes.as_ref().map_or_else(|| cpus.clone(), |nodes| format!("{cpus} (node {nodes})"));
         let time = cpu_ns.map_or_else(|| "-".into(), |ns| format!("{:.2}", ns as f64 / 1e9));
         let ports = match ports.as_slice() {
             [] if *kind == EngineKind::Helper.name() && !all_polled => "those that offer it a ring".to_owned(),
             [] => "-".to_owned(),
             ports => ports.join(","),
         };
-        table.row(vec![name.clone(), cpus.clone(), time, ports]);
+        table.row(vec![name.clone(), place, time, ports]);
     }
     if all_polled {
         notes += "cores that poll do all the work: no port has a thread of its own, and so helpers have none to help\n";
+    }
+    let several = list.engines.iter().any(|engine| engine.nodes.is_some());
+    if several && list.near == "off" {
+        notes += "threads of ports run where the kernel has them: `lasthop engine near node` keeps them on the nodes of their VMs\n";
     }
     table.render() + &notes
 }
@@ -151,6 +174,7 @@ mod tests {
             name: name.into(),
             kind: name.split('-').next().unwrap().into(),
             cpus: cpus.into(),
+            nodes: None,
             cpu_ns,
             ports: ports.iter().map(ToString::to_string).collect(),
             trouble: (name == "poll-4").then(|| "it has no thread".into()),

@@ -415,6 +415,7 @@ impl Core {
             let missed = || view::missed_bound(bounds, self.device.is_some());
             port.note = self.faults.get(&id).cloned().or_else(health).or_else(missed);
             [port.cpu_bound, port.copy_bound] = bounds.map(|bound| bound.map(view::cpu_bound));
+            port.place = self.places.get(&id).map(view::place);
             port.last_error_age_ms = port.last_error.as_ref().and_then(|_| self.health.erred_ms_ago(id, now_ms));
             if let Some((reason, at)) = self.refused.get(&id) {
                 (port.last_error, port.last_error_age_ms) = (Some(reason.clone()), Some(now_ms.saturating_sub(*at)));

@@ -42,7 +42,7 @@ impl Core {
     }
 
     /// The supervisor says which there are.
-    pub(super) fn engines_are(&mut self, request: u64, engines: &[EngineInfo], set: [String; 3]) {
+    pub(super) fn engines_are(&mut self, request: u64, engines: &[EngineInfo], (set, near): ([String; 3], String)) {
         let Some(answer) = self.engine_lists.remove(&request) else { return };
         // One that has no thread could not be bound to its core, and gets no ring.
         let polls = engines.iter().filter(|engine| engine.kind == EngineKind::Poll && engine.cpu_ns.is_some());
@@ -61,12 +61,12 @@ impl Core {
                 EngineKind::Ports => kind.to_owned(),
                 _ => engine_name(kind, &engine.cpus),
             };
-            let (cpus, trouble) = (engine.cpus.clone(), engine.trouble.clone());
-            Engine { name, kind: kind.into(), cpus, cpu_ns: engine.cpu_ns, ports, trouble }
+            let (cpus, nodes, trouble) = (engine.cpus.clone(), engine.nodes.clone(), engine.trouble.clone());
+            Engine { name, kind: kind.into(), cpus, nodes, cpu_ns: engine.cpu_ns, ports, trouble }
         });
         let engines = shown.collect();
         let [poll, helper, ports] = set;
-        give(answer, EngineList { engines, poll, helper, ports });
+        give(answer, EngineList { engines, poll, helper, ports, near });
     }
 
     /// Whether one of the port's rings from which packets come is polled by the core with this place among these CPUs, as the switch goes by it.

@@ -154,6 +154,10 @@ fn make(instance: &mut Instance, step: &Step<'_>) -> Result<(), CliError> {
             let set = async |c: &mut _, attempt: &str| SwitchProxy::engine_set(c, poll, helper, ports, attempt).await;
             instance.ask_until_answered(set).map(drop)
         }
+        Step::SetNear(near) => {
+            let set = async |c: &mut _, attempt: &str| SwitchProxy::engine_near(c, near.name(), attempt).await;
+            instance.ask_until_answered(set).map(drop)
+        }
         Step::DelMirror(name) => instance.ask(async |c| c.mirror_del(name).await).map(drop),
         Step::DelPort(name, _) => instance.ask(async |c| c.port_del(name).await).map(drop),
         Step::DelUplink(name, _) => instance.ask(async |c| c.uplink_del(name).await).map(drop),

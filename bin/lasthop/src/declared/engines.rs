@@ -4,17 +4,20 @@ use super::Declared;
 use super::document::Fields;
 use super::minimums::value_in;
 use super::plan::{Plan, Step, There};
+use crate::run::Near;
 use lasthop_api::EngineList;
 use lasthop_management_ipc::EngineKind;
 use lasthop_policy::{ENGINE, PortEngine};
 use lasthop_sys::CpuList;
 
 /// What the table may have.
-pub(super) const OF_ENGINES: &[&str] = &["poll", "helper", "ports"];
+pub(super) const OF_ENGINES: &[&str] = &["poll", "helper", "ports", NEAR];
+/// How near ports' threads are to their VMs.
+const NEAR: &str = "near";
 
 /// Which CPUs do ports' work, as far as the file says.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct DeclaredEngines([Option<String>; 3]);
+pub struct DeclaredEngines([Option<String>; 3], Option<Near>);
 
 impl DeclaredEngines {
     /// Those of `poll`, `helper` and `ports`, that is of [`EngineKind::ALL`]: CPUs, `none` or `all`.
@@ -22,9 +25,15 @@ impl DeclaredEngines {
         self.0.clone()
     }
 
-    /// Whether the file says anything of this kind.
+    /// How near ports' threads are to their VMs.
+    pub fn near(&self) -> Option<Near> {
+        self.1
+    }
+
+    /// Whether the file says anything of this kind, or of `near`.
     pub fn has(&self, kind: &str) -> bool {
-        EngineKind::ALL.iter().zip(&self.0).any(|(other, list)| other.name() == kind && list.is_some())
+        (kind == NEAR && self.1.is_some())
+            || EngineKind::ALL.iter().zip(&self.0).any(|(other, list)| other.name() == kind && list.is_some())
     }
 }
 
@@ -65,7 +74,8 @@ pub(super) fn engines(mut of: Fields) -> Result<DeclaredEngines, String> {
             text => text.parse::<CpuList>().map_err(|e| of.wrong(kind.name(), e))?.to_string(),
         });
     }
-    Ok(DeclaredEngines(lists))
+    let near = of.words(NEAR, ",")?.map(|text| text.parse().map_err(|e: String| of.wrong(NEAR, e))).transpose()?;
+    Ok(DeclaredEngines(lists, near))
 }
 
 impl<'a> Plan<'a> {
@@ -79,6 +89,9 @@ impl<'a> Plan<'a> {
                 Some(format!("{} {is} -> {wanted}", kind.name()))
             })
             .collect();
+        if let Some(near) = declared.engines.1.filter(|near| near.name() != there.engines.near) {
+            self.push(Step::SetNear(near), format!("~ engines: near {} -> {near}", there.engines.near));
+        }
         if !told.is_empty() {
             self.push(Step::SetEngines(&declared.engines), format!("~ engines: {}", told.join(", ")));
         }

@@ -2,7 +2,7 @@
 
 use super::minimums::value_there;
 use super::{Declared, DeclaredEngines, DeclaredLists};
-use crate::run::{PACKET_PORT, PortArg, SavedUplink};
+use crate::run::{Near, PACKET_PORT, PortArg, SavedUplink};
 use lasthop_api::{AclRule, AddressSet, EngineList, Field, Port, Uplink};
 use lasthop_policy::acl::{Book, Direction, Scope};
 use lasthop_policy::{MIN_RATE, Mirror, OF_SWITCH, OF_SWITCH_WORDS, PortSettings, QUEUE_OF};
@@ -91,6 +91,7 @@ pub(super) enum Step<'a> {
     AddMirror(&'a Mirror),
     DelMirror(String),
     SetEngines(&'a DeclaredEngines),
+    SetNear(Near),
 }
 
 /// A change, and how it is told.

@@ -2,6 +2,7 @@
 
 use super::facts::{Facts, setting};
 use super::finding::Finding;
+use lasthop_api::Engine;
 use lasthop_management_ipc::EngineKind;
 use lasthop_policy::ENGINE;
 
@@ -35,14 +36,55 @@ pub fn findings(facts: &Facts<'_>) -> Vec<Finding> {
         let command = facts.lasthop(&format!("engine move {} none", port.name));
         Some(Finding::at(&port.name, "no-such-engine", what).seen(polls).remedy(remedy).command(command))
     });
-    troubled.chain(astray).collect()
+    troubled.chain(astray).chain(far(facts)).collect()
+}
+
+/// Ports whose work is done on another NUMA node than the one where their VM is: by a core that polls, or by their threads, which have no CPU there.
+fn far<'f>(facts: &'f Facts<'_>) -> impl Iterator<Item = Finding> + use<'f> {
+    let engines = &facts.now.engines.engines;
+    facts.ports().filter_map(|port| {
+        let place = port.place.as_ref()?;
+        let (name, cpus, node) = (&port.name, &place.vm_cpus, place.node.map(|node| node.to_string()));
+        let polls = || engines.iter().filter(|engine| engine.kind == EngineKind::Poll.name());
+        let is_there = |engine: &&Engine| engine.nodes.is_some() && engine.nodes == node;
+        let moved = |to: &str| facts.lasthop(&format!("engine move {name} {to}"));
+        if place.state == "no-cpu" && place.thread_cpus.is_some() {
+            let what = "its VM runs where ports' threads have no CPU: its thread is far from it".to_owned();
+            let finding = Finding::at(name, "engine-far", what).seen(place.said());
+            return Some(match polls().find(is_there) {
+                Some(near) => finding
+                    .remedy(format!(
+                        "have {} poll its rings, which is there: all ports pause for that; or let threads run there, too (`lasthop engine add ports`, or \
+                         `lasthop engine del poll`, with some of the CPUs {cpus})",
+                        near.name
+                    ))
+                    .command(moved(&near.name)),
+                None => finding.remedy(format!(
+                    "let them run there, too, if lasthop is to: `lasthop engine add ports` with some of the CPUs {cpus}; or run the VM elsewhere"
+                )),
+            });
+        }
+        let its: Vec<&Engine> = polls().filter(|engine| engine.ports.contains(name)).collect();
+        let far = its.iter().find(|engine| node.is_some() && engine.nodes.is_some() && !is_there(engine))?;
+        let what = format!("{} polls its rings, and is on another NUMA node than its VM", far.name);
+        let seen = format!("{} is on node {}; {}", far.name, far.nodes.as_deref().unwrap_or_default(), place.said());
+        let finding = Finding::at(name, "engine-far", what).seen(seen);
+        Some(match polls().find(is_there) {
+            Some(near) => finding
+                .remedy(format!("have {} poll them, which is on its node: all ports pause for that", near.name))
+                .command(moved(&near.name)),
+            None => finding.remedy(format!(
+                "have a core of its node poll, one of the CPUs {cpus}: `lasthop engine add poll`, then `lasthop engine move {name}`; or run the VM elsewhere"
+            )),
+        })
+    })
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::facts::testutil::*;
+    use super::super::facts::{Seen, testutil::*};
     use super::*;
-    use lasthop_api::{Engine, EngineList};
+    use lasthop_api::{EngineList, Place, Port};
 
     #[test]
     fn an_engine_in_trouble_and_a_port_without_its_engine_are_told() {
@@ -91,5 +133,52 @@ mod tests {
         for helps in ["engine add ports CPU", "engine del poll CPU", "engine move PORT none"] {
             assert!(remedy.contains(helps), "{remedy}");
         }
+    }
+
+    #[test]
+    fn a_port_whose_engine_is_on_another_node_than_its_vm_is_told() {
+        let place = |port: Port, state: &str, node: Option<u32>, thread: Option<&str>| {
+            let thread_cpus = thread.map(Into::into);
+            let vm_cpus = node.map_or_else(String::new, |node| format!("{}-{}", 2 * node, 2 * node + 1));
+            Port { place: Some(Place { state: state.into(), node, vm_cpus, thread_cpus, why: None }), ..port }
+        };
+        let mut now = seen(&[
+            place(up("a"), "near", Some(0), None),
+            place(up("b"), "near", Some(1), None),
+            place(up("c"), "spread", None, None),
+            place(up("d"), "near", Some(2), None),
+            up("e"),
+        ]);
+        let engine = |name: &str, nodes: &str, ports: &[&str]| Engine {
+            name: name.into(),
+            kind: name.split('-').next().unwrap().into(),
+            nodes: Some(nodes.into()),
+            ports: ports.iter().map(ToString::to_string).collect(),
+            ..Engine::default()
+        };
+        let told = |now: &Seen| {
+            let found = findings(&facts(now, now));
+            assert!(found.iter().all(|f| f.kind == "engine-far"));
+            found.into_iter().map(|f| (f.port.unwrap_or_default(), f.command)).collect::<Vec<_>>()
+        };
+        let polls = |ports: [&[&str]; 2]| {
+            vec![engine("poll-1", "0", ports[0]), engine("poll-2", "1", ports[1]), engine("ports", "0-2", &[])]
+        };
+        now.engines.engines = polls([&["a", "c", "e"], &["b"]]);
+        assert_eq!(told(&now), []);
+        now.engines.engines = polls([&["b", "d", "e"], &["a", "c"]]);
+        let moved = |port: &str, to: &str| (port.to_owned(), Some(format!("lasthop engine move {port} {to}")));
+        assert_eq!(told(&now), [moved("a", "poll-1"), moved("b", "poll-2"), ("d".into(), None)]);
+        // Threads that have no CPU there; one that has, and one without a thread.
+        now = seen(&[
+            place(up("a"), "no-cpu", Some(1), Some("0-1")),
+            place(up("b"), "near", Some(0), Some("0-1")),
+            place(up("c"), "no-cpu", Some(1), None),
+        ]);
+        now.engines.engines = vec![engine("ports", "0", &["a", "b"])];
+        assert_eq!(told(&now), [("a".into(), None)]);
+        // All CPUs that they had there poll.
+        now.engines.engines = vec![engine("poll-2", "1", &[]), engine("ports", "0", &["a", "b"])];
+        assert_eq!(told(&now), [moved("a", "poll-2")]);
     }
 }

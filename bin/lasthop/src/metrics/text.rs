@@ -259,6 +259,19 @@ fn of_settled(ports: &[Port]) -> Vec<Family> {
             "Whether the VM is on a core; no series where that is not known",
             by_port(ports, |p| p.vm.as_ref().map(|vm| level((vm == "running").into()))),
         ),
+        family(
+            "port_vm_node",
+            "The NUMA node on which the VM runs; no series where that is not known or not one",
+            by_port(ports, |p| p.place.as_ref().and_then(|place| place.node).map(|node| level(node.into()))),
+        ),
+        family(
+            "port_near_vm",
+            "Whether the port's own thread is kept where the VM runs; no series where it has none, and on hosts with nothing to be near to",
+            by_port(ports, |p| {
+                let place = p.place.as_ref().filter(|place| place.thread_cpus.is_some())?;
+                Some(level((place.state == "near").into()))
+            }),
+        ),
     ]
 }
 

@@ -3,6 +3,7 @@
 mod device;
 
 use super::engines::Engines;
+use super::near::Near;
 use super::open_vswitch::{Decides, is_interface};
 use super::owner::FileOwner;
 use super::settings_text::take_settings;
@@ -123,6 +124,9 @@ pub struct RunArgs {
     /// The program that should have taken over has not, for this reason
     #[arg(long, value_name = "WHY", hide = true)]
     pub take_over_refused: Option<String>,
+    /// Where it is said which CPUs are near to which, in place of /sys/devices/system
+    #[arg(long, value_name = "DIR", hide = true)]
+    pub system: Option<PathBuf>,
     /// Say whether this program could take over from the one whose state is the standard input
     #[arg(long, hide = true)]
     pub take_over_check: bool,
@@ -170,15 +174,22 @@ impl RunArgs {
         settings
     }
 
+    /// Where the kernel says which CPUs are near to which.
+    pub fn system(&self) -> PathBuf {
+        self.system.clone().unwrap_or_else(|| lasthop_hostview::topology::SYSTEM.into())
+    }
+
     /// What else a device is told, as what is said of guests holds for those of devices too; one whose engines poll has no helpers: it keeps to its cores.
     pub fn for_device(&self, polls: bool) -> Vec<(&'static str, String)> {
-        let Scheduling { helpers, congestion, tx_batch, rx_batch, tx_timer, .. } = &self.scheduling;
+        let Scheduling { helpers, near, congestion, tx_batch, rx_batch, tx_timer, .. } = &self.scheduling;
         let congestion = if congestion.0 == 0 { "off".into() } else { format!("{},{}", congestion.0, congestion.1) };
         let mut all = vec![("--congestion", congestion)];
         all.extend([("--tx-batch", tx_batch.to_string()), ("--rx-batch", rx_batch.to_string())]);
         all.push(("--tx-timer", tx_timer.clone()));
         all.extend(self.max_guest_memory.map(|most| ("--max-guest-memory", most.to_string())));
         let list = |Cpus(list): &Cpus| list.as_ref().map_or_else(|| "none".into(), ToString::to_string);
+        all.extend(near.map(|near| ("--near", near.to_string())));
+        all.extend(self.system.as_ref().map(|system| ("--system", system.display().to_string())));
         let helpers = if polls { Some("none".into()) } else { helpers.as_ref().map(list) };
         all.extend(helpers.map(|helpers| ("--helpers", helpers)));
         all
@@ -203,6 +214,9 @@ pub struct Scheduling {
     /// (`lasthop engine move PORT ports`)
     #[arg(long, value_name = "LIST", value_parser = parse_cpus)]
     pub poll: Option<Cpus>,
+    /// How near to its VM the thread of a port is kept, where the host has several NUMA nodes or caches. It follows a VM that moves [default: node]
+    #[arg(long, value_name = "WHAT", value_enum)]
+    pub near: Option<Near>,
     /// Microseconds a helper looks for more packets before it sleeps, and the most it does so while packets come often
     #[arg(long, value_name = "US[,US]", default_value = "5,50", value_parser = parse_hysteresis, allow_negative_numbers = true)]
     pub hysteresis: Pair,

@@ -5,6 +5,7 @@
 use super::cgroup_accounting::CgroupAccounting;
 use super::handover::{Fd, Giver, Taker};
 use super::port_threads::{PortThreads, Thread};
+use super::supervisor::Supervisor;
 use lasthop_sys::{current_thread, set_idle};
 use rustix::io::{Errno, read};
 use rustix::pipe::{PipeFlags, pipe_with};
@@ -67,6 +68,14 @@ impl Boost {
                 // It may have ended meanwhile.
                 let _ = set_idle(number, false);
             }
+        }
+    }
+}
+
+impl Supervisor {
+    pub(super) fn serve_boost(&mut self) {
+        if let (Some(boost), Some(switch)) = (&self.boost, self.switch.pid()) {
+            boost.serve(switch, self.cgroup_accounting.as_mut(), &self.port_threads, Instant::now());
         }
     }
 }

@@ -3,6 +3,7 @@
 
 use super::args::{Cpus, RunArgs};
 use super::devices::{self, Device, check_engines};
+use super::near::Near;
 use super::settings_text::changed;
 use super::setup::check_cpus;
 use super::store::Store;
@@ -36,6 +37,8 @@ pub struct Engines {
     pub helpers: Option<CpuList>,
     /// CPUs that do nothing but poll: they have all ports that are not set to their own threads.
     pub poll: CpuList,
+    /// How near ports' threads are to their VMs.
+    pub near: Near,
 }
 
 /// The same in a file, as people write it.
@@ -48,31 +51,33 @@ struct Written {
     helper: Option<String>,
     #[serde(default, skip_serializing_if = "String::is_empty")]
     poll: String,
+    #[serde(default, skip_serializing_if = "Near::is_default")]
+    near: Near,
 }
 
 impl From<Engines> for Written {
-    fn from(Engines { cpus, helpers, poll }: Engines) -> Self {
+    fn from(Engines { cpus, helpers, poll, near }: Engines) -> Self {
         let text = |list: CpuList| list.to_string();
-        Self { ports: cpus.map(text), helper: helpers.map(text), poll: poll.to_string() }
+        Self { ports: cpus.map(text), helper: helpers.map(text), poll: poll.to_string(), near }
     }
 }
 
 impl TryFrom<Written> for Engines {
     type Error = String;
 
-    fn try_from(Written { ports, helper, poll }: Written) -> Result<Self, String> {
+    fn try_from(Written { ports, helper, poll, near }: Written) -> Result<Self, String> {
         let list = |text: String| match text.as_str() {
             "" => Ok(CpuList::default()),
             text => text.parse::<CpuList>().map_err(|e| e.to_string()),
         };
-        Ok(Self { cpus: ports.map(list).transpose()?, helpers: helper.map(list).transpose()?, poll: list(poll)? })
+        Ok(Self { cpus: ports.map(list).transpose()?, helpers: helper.map(list).transpose()?, poll: list(poll)?, near })
     }
 }
 
 impl fmt::Display for Engines {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [poll, helper, ports] = self.shown();
-        write!(f, "poll {poll}, helper {helper}, ports {ports}")
+        write!(f, "poll {poll}, helper {helper}, ports {ports}, near {}", self.near)
     }
 }
 
@@ -113,7 +118,7 @@ impl Engines {
         let none = || Cpus(None);
         let helpers = args.scheduling.helpers.clone().map(|Cpus(list)| left(list.unwrap_or_default()));
         let poll = args.scheduling.poll.clone().unwrap_or_else(none).0.map(left).unwrap_or_default();
-        Self { cpus, helpers, poll }
+        Self { cpus, helpers, poll, near: args.scheduling.near.unwrap_or_default() }
     }
 
     /// Those of the command line, checked, with what the file says.
@@ -125,7 +130,9 @@ impl Engines {
                 check_cpus(option, &list.to_string(), may)?;
             }
         }
-        let engines = Self::of_command_line(args, allowed);
+        let of_command_line = Self::of_command_line(args, allowed);
+        let near = file.near().unwrap_or(of_command_line.near);
+        let engines = Self { near, ..of_command_line };
         engines.set(&file.lists(), allowed).map_err(|e| Failed(format!("[engines] of --config: {e}")))
     }
 
@@ -138,7 +145,8 @@ impl Engines {
         })
     }
 
-    fn cpus<'a>(&'a self, allowed: &'a CpuList) -> &'a CpuList {
+    /// Of ports' threads.
+    pub fn cpus<'a>(&'a self, allowed: &'a CpuList) -> &'a CpuList {
         self.cpus.as_ref().unwrap_or(allowed)
     }
 
@@ -197,6 +205,7 @@ impl Engines {
                 self.with_list(*kind, self.set_to(*kind, allowed).without(&cpus), allowed)
             }
             EngineChange::Set(lists) => self.set(lists, allowed),
+            EngineChange::Near(text) => Ok(Self { near: text.parse()?, ..self.clone() }),
             EngineChange::Move(..) => Ok(self.clone()),
         }
     }
@@ -440,6 +449,12 @@ impl Supervisor {
         if new == self.engines.now {
             return Ok(false);
         }
+        if (Engines { near: new.near, ..self.engines.now.clone() }) == new {
+            // It is none of the switch's business.
+            self.remember_engines(&new)?;
+            self.take_on(new);
+            return Ok(false);
+        }
         // A file says all of it: ports' settings follow.
         if matches!(change, EngineChange::Del(..)) {
             self.check_nobody_is_set_there(&new)?;
@@ -535,6 +550,10 @@ impl Supervisor {
         if let Ok(allowed) = allowed_cpus() {
             new.tell(&mut self.for_switch, &allowed);
         }
+        if new.near != self.engines.now.near {
+            self.keep_near(new.near);
+        }
+        self.followed.hurry();
         self.engines.now = new;
     }
 
@@ -546,19 +565,21 @@ impl Supervisor {
             let thread = threads.iter().find(|(name, _)| *name == engine_name(kind.name(), cpu));
             let times = thread.and_then(|(_, thread)| thread.times());
             let (cpu_ns, trouble) = (times.map(|(on_cpu, _)| on_cpu), trouble(kind, cpu, &allowed, times));
-            EngineInfo { kind, cpus: cpu.to_string(), cpu_ns, trouble, ports: Vec::new() }
+            let nodes = self.followed.nodes(&std::iter::once(cpu).collect());
+            EngineInfo { kind, cpus: cpu.to_string(), nodes, cpu_ns, trouble, ports: Vec::new() }
         };
         let mut all: Vec<_> = engines.poll.iter().map(|cpu| on(EngineKind::Poll, cpu)).collect();
         all.extend(self.for_switch.helpers.iter().map(|cpu| on(EngineKind::Helper, *cpu)));
         let times = self.cpu_times().ports;
         let (ports, cpu): (Vec<_>, Vec<u64>) = times.into_iter().unzip();
-        let cpus = engines.of_threads().unwrap_or_else(|| allowed.clone()).to_string();
+        let cpus = engines.of_threads().unwrap_or_else(|| allowed.clone());
+        let (cpus, nodes) = (cpus.to_string(), self.followed.nodes(&cpus));
         // Cores that poll may have them all.
         let cpu_ns = (engines.poll.is_empty() || !ports.is_empty()).then(|| cpu.iter().sum());
         let trouble = engines.trouble_of_ports(&allowed).filter(|_| !ports.is_empty());
-        all.push(EngineInfo { kind: EngineKind::Ports, cpus, cpu_ns, trouble, ports });
-        let set = engines.shown();
-        self.control.send(SupervisorToControl::Engines { request, engines: all, set }, None);
+        all.push(EngineInfo { kind: EngineKind::Ports, cpus, nodes, cpu_ns, trouble, ports });
+        let (set, near) = (engines.shown(), engines.near.name().to_owned());
+        self.control.send(SupervisorToControl::Engines { request, engines: all, set, near }, None);
     }
 }
 

@@ -56,9 +56,13 @@ impl Given {
     pub fn engines(&self, args: &RunArgs, allowed: &CpuList) -> Result<(Engines, bool), RunError> {
         let of_file = &self.file.engines;
         let (poll, helpers) = (args.scheduling.poll.is_some(), args.scheduling.helpers.is_some());
-        for (option, given, field) in
-            [("--poll", poll, "poll"), ("--helpers", helpers, "helper"), ("--cpus", args.cpus.is_some(), "ports")]
-        {
+        let near = args.scheduling.near.is_some();
+        for (option, given, field) in [
+            ("--poll", poll, "poll"),
+            ("--helpers", helpers, "helper"),
+            ("--cpus", args.cpus.is_some(), "ports"),
+            ("--near", near, "near"),
+        ] {
             if given && of_file.has(field) {
                 return Err(Usage(format!("{option}: [engines] {field} of --config says it too; say it in one place")));
             }

@@ -57,6 +57,7 @@ impl Supervisor {
         if let Some(cgroup_accounting) = &mut self.cgroup_accounting {
             cgroup_accounting.set_vm(port.0, None, self.port_threads.of(port.0, self.switch.pid()));
         }
+        self.followed.set_vm(port.0, None);
         if let Some(uplink) = self.uplinks.get_mut(&port.0) {
             uplink.connection_closed(now, reason);
         } else if let Some(port) = self.ports.get_mut(&port.0) {
@@ -75,6 +76,7 @@ impl Supervisor {
         {
             cgroup_accounting.place(port.0, thread);
         }
+        self.place_thread(port);
     }
 
     pub(super) fn hear_control(&mut self) {

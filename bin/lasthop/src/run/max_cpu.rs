@@ -316,7 +316,7 @@ impl Supervisor {
     }
 
     /// Cores that poll have its rings: a thread that it had before, which has none of them any more, says nothing of what they take.
-    fn is_polled(&self, port: PortId) -> bool {
+    pub(super) fn is_polled(&self, port: PortId) -> bool {
         let set = self.settings.get(&self.name_of_port(port.0)).and_then(|set| set.engine);
         !self.engines.now.poll.is_empty() && set != Some(PortEngine::Ports)
     }

@@ -46,6 +46,7 @@
 //! | `port_threads` | which thread of the switch is which port's |
 //! | `threads` | processor time |
 //! | `cgroup_accounting` | ports' threads in their VMs' control groups |
+//! | `near` | ports' threads on the NUMA nodes of their VMs |
 //! | `boost` | threads of the switch that have to leave the idle class |
 //! | `watchdog` | whether the threads of a process go on |
 //! | `hung_children` | what is done about a process whose threads do not |
@@ -78,6 +79,7 @@ mod links;
 mod log_level;
 mod max_cpu;
 mod mirrors;
+mod near;
 mod offload;
 mod open_vswitch;
 mod owner;
@@ -114,6 +116,7 @@ mod wires;
 pub use args::{PortArg, RunArgs, check_uplink, driver, meant_device, new_name, nice, queues, vlan_list};
 pub use devices::{DEVICES_DIR, FAR_SOCKET, HOST_SOCKET};
 use lasthop_log::{Format, Log, levels};
+pub use near::Near;
 pub use open_vswitch::PACKET_PORT;
 pub use owner::FileOwner;
 use std::io::Write;

@@ -117,6 +117,7 @@ impl Supervisor {
         if let Some(cgroup_accounting) = &mut self.cgroup_accounting {
             cgroup_accounting.forget(config.id.0);
         }
+        self.followed.forget(config.id.0);
         info!("port {} removed", config.name);
         self.tell_switch(SupervisorToSwitch::DelPort(config.id));
         self.port_cannot_move(config.id.0);
@@ -148,6 +149,7 @@ impl Supervisor {
                 if let Some(cgroup_accounting) = &mut self.cgroup_accounting {
                     cgroup_accounting.set_vm(id.0, tgid, self.port_threads.of(id.0, self.switch.pid()));
                 }
+                self.followed.set_vm(id.0, tgid);
                 let tgid = tgid.filter(|_| self.monitor.is_live());
                 let vm = tgid.and_then(|tgid| self.monitor.register(id.0, tgid));
                 self.sessions.set_vm(id, vm);

@@ -51,6 +51,8 @@ pub struct Setup {
     pub vm_cgroup: bool,
     /// Whether to watch cores and VMs.
     pub bpf: bool,
+    /// Where the kernel says which CPUs are near to which.
+    pub system: PathBuf,
     /// Name and program of the data plane.
     pub switch: (&'static str, PathBuf),
     /// Devices to start.
@@ -171,6 +173,7 @@ impl Setup {
             engines,
             vm_cgroup: args.vm_cgroup,
             bpf: !args.no_bpf,
+            system: args.system(),
             switch,
             devices: devices_wanted,
             of_device: OfDevice::new(args),

@@ -10,6 +10,7 @@ use super::handover::{Successor, TakeOver};
 use super::host_facts::Missing;
 use super::links::Links;
 use super::max_cpu::CpuBounds;
+use super::near::Followed;
 use super::offload::Offload;
 use super::open_vswitch::{self, OpenVswitch};
 use super::port::Port;
@@ -163,6 +164,8 @@ pub struct Supervisor {
     pub(super) boost: Option<Boost>,
     /// Which thread of the switch is which port's.
     pub(super) port_threads: PortThreads,
+    /// Where VMs are that those are to be near to.
+    pub(super) followed: Followed,
     pub(super) switch_log: SwitchLog,
     /// What control is to write, if it was told.
     pub(super) control_level: Option<String>,
@@ -255,6 +258,7 @@ impl Supervisor {
         for_control.extend(setup.rules.into_iter().flat_map(|(rules, _)| arguments(&["--rules", &rules.to_string()])));
         for_control.extend(setup.bus.into_iter().flat_map(|bus| arguments(&["--bus", &bus.to_string()])));
         let presence = Presence::new(&epoll, PRESENCE);
+        let followed = Followed::new(setup.engines.now.near, &setup.system);
         let mut supervisor = Self {
             epoll,
             signals,
@@ -311,6 +315,7 @@ impl Supervisor {
             missing,
             boost,
             port_threads: PortThreads::default(),
+            followed,
             switch_log: SwitchLog::default(),
             control_level: None,
             cgroup_accounting: setup.vm_cgroup.then(CgroupAccounting::new),
@@ -359,7 +364,7 @@ impl Supervisor {
                     },
                     SWITCH_CHANNEL | NEXT_CHANNEL if self.switch.has_token(*token) => self.hear_switch(),
                     CONTROL_CHANNEL => self.hear_control(),
-                    BOOST => self.boost(),
+                    BOOST => self.serve_boost(),
                     LINKS => self.hear_links(),
                     OFFLOAD_CHANNEL | OFFLOAD_PID => self.offload_event(Instant::now())?,
                     PRESENCE => self.presence.hear(&self.epoll, Instant::now()),
@@ -392,7 +397,7 @@ impl Supervisor {
         self.start_devices(now)?;
         self.step_sessions(now);
         self.look_after_sockets(now);
-        self.cgroup_accounting.iter_mut().for_each(|cgroup_accounting| cgroup_accounting.step(now));
+        self.step_threads(now);
         self.step_switch_log(now);
         self.step_segments(now);
         self.warn_of_minimums();
@@ -422,9 +427,8 @@ impl Supervisor {
         let up = |port: PortId| self.switch.is_up() && self.sessions.is_up(port);
         let ports = self.ports.values().filter_map(|port| port.deadline(up(port.config.id)));
         let uplinks = self.uplinks.values().filter_map(|uplink| uplink.deadline(up(uplink.config.id)));
-        let uplinks = uplinks.chain(self.uplink_lists_deadline());
+        let uplinks = uplinks.chain(self.uplink_lists_deadline()).chain(self.threads_deadline());
         let uplinks = uplinks.chain(self.segments.as_ref().and_then(Segments::deadline));
-        let uplinks = uplinks.chain(self.cgroup_accounting.as_ref().and_then(CgroupAccounting::deadline));
         let uplinks = uplinks.chain(self.sessions.deadline()).chain(self.switch_log.deadline());
         let sockets = self.served.iter().filter_map(Served::deadline).chain(self.presence.deadline());
         let sockets = sockets.chain(self.upgrade.as_ref().map(Upgrade::deadline));
@@ -461,6 +465,7 @@ impl Supervisor {
                 self.tell_mirrors();
                 self.tell_control_ports();
                 self.tell_control_lists();
+                self.tell_places();
                 started = true;
             }
         }
@@ -504,12 +509,6 @@ impl Supervisor {
         }
         warn!("{}; {}", ended.what, ended.remedy());
         Ok(())
-    }
-
-    fn boost(&mut self) {
-        if let (Some(boost), Some(switch)) = (&self.boost, self.switch.pid()) {
-            boost.serve(switch, self.cgroup_accounting.as_mut(), &self.port_threads, Instant::now());
-        }
     }
 
     /// The one line scripts wait for.

@@ -461,11 +461,13 @@ impl Supervisor {
         std::mem::swap(&mut self.switch, &mut upgrade.other);
         self.dma = upgrade.dma.take();
         let engines = upgrade.engines.take();
+        let threads = std::mem::take(&mut upgrade.threads);
+        // First: where threads may run depends on it.
+        engines.into_iter().for_each(|engines| self.take_on(engines));
         self.port_threads.forget_all();
-        for (port, thread) in std::mem::take(&mut upgrade.threads) {
+        for (port, thread) in threads {
             self.hear_thread(PortId(port), thread);
         }
-        engines.into_iter().for_each(|engines| self.take_on(engines));
         self.take_step(Step::Leave);
     }
 

@@ -291,6 +291,7 @@ fn time(port: &Port) -> Vec<String> {
         let missed = bound.missed_ms.map_or_else(String::new, |ms| format!("; not kept for {}", duration(ms)));
         Some(format!("{spent} % of a processor{what} in the last second, of {most} that it may take ({setting}): {who} held to {held}{missed}"))
     }));
+    lines.extend(port.place.as_ref().map(lasthop_api::Place::said));
     lines
 }
 

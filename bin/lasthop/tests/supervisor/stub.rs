@@ -221,6 +221,7 @@ pub fn control(_called: &Path) {
                             | SupervisorToControl::MirrorReply { .. }
                             | SupervisorToControl::CpuTimes { .. }
                             | SupervisorToControl::CpuBounds(_)
+                            | SupervisorToControl::Places(_)
                             | SupervisorToControl::Renamed { .. }
                             | SupervisorToControl::UpgradeReply { .. }
                             | SupervisorToControl::Engines { .. }

@@ -88,6 +88,9 @@ pub trait SwitchProxy {
         attempt: &str,
     ) -> zlink::Result<Result<Upgraded, ApiError>>;
 
+    /// Keeps ports' threads so near to their VMs: `off`, `node` or `cache`. Names no process: none is replaced. The rest is as of `engine_add`.
+    async fn engine_near(&mut self, near: &str, attempt: &str) -> zlink::Result<Result<Upgraded, ApiError>>;
+
     /// Has ports' work done on these CPUs and on no others, of each kind that is given; `none` is no CPU, `all` each that there is. Names no process where
     /// that is so already. The rest is as of `engine_add`.
     async fn engine_set(

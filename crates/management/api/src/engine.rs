@@ -12,6 +12,9 @@ pub struct Engine {
     pub kind: String,
     /// Its CPU; of `ports`, all of them, as people write lists: none that polls, unless there is no other.
     pub cpus: String,
+    /// NUMA nodes of these CPUs, as people write lists; none where the host has one.
+    #[serde(default)]
+    pub nodes: Option<String>,
     /// Processor time, in nanoseconds, that its threads have used since the switch was started; none if there is no thread.
     pub cpu_ns: Option<u64>,
     /// Ports whose rings it serves. Which of them a helper has at the moment is not told.
@@ -31,4 +34,7 @@ pub struct EngineList {
     pub helper: String,
     /// CPUs where the switch may run: a list, or `all` that lasthop may use.
     pub ports: String,
+    /// How near ports' threads are kept to their VMs: `off`, `node` or `cache`.
+    #[serde(default)]
+    pub near: String,
 }

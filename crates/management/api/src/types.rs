@@ -1,6 +1,7 @@
 //! What travels.
 
 use crate::cpu_bound::CpuBound;
+use crate::near::Place;
 use crate::translation::Translation;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -77,6 +78,9 @@ pub struct Port {
     /// The same of what may be taken to copy packets to its guest (`max-cpu-to`).
     #[serde(default)]
     pub copy_bound: Option<CpuBound>,
+    /// Where its VM runs, and where its thread may; none for an interface, on a host with nothing to be near to, and with `--near off`.
+    #[serde(default)]
+    pub place: Option<Place>,
     /// What the VM does: `running` (on a core, or preempted there) or `blocked`; none if that is not known.
     pub vm: Option<String>,
     /// Core on which one of its threads last began to run, if it is running.

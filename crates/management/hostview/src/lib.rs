@@ -5,7 +5,7 @@
 
 mod btf;
 mod program;
-mod topology;
+pub mod topology;
 
 use lasthop_sys::bpf::{BpfMap, BpfProgram, LoadError, MapKind, ProgramKind};
 use lasthop_sys::hostview::image::HostImage;

@@ -46,6 +46,8 @@ pub enum EngineChange {
     /// Of each kind that is given there are engines on these CPUs, and on no others; `none` for no CPU, `all` for those that there are. In the order of
     /// [`EngineKind::ALL`].
     Set([Option<String>; 3]),
+    /// Ports' threads are kept so near to their VMs: `off`, `node` or `cache`.
+    Near(String),
 }
 
 /// Engines of one kind: one CPU, or for ports' threads all that they may use.
@@ -55,6 +57,8 @@ pub struct EngineInfo {
     pub kind: EngineKind,
     /// Where, as people write it.
     pub cpus: String,
+    /// NUMA nodes of these CPUs, as people write lists; `None` where the host has one.
+    pub nodes: Option<String>,
     /// Nanoseconds of processor time that its threads have used; `None` if there is no thread.
     pub cpu_ns: Option<u64>,
     /// Why it does not do what it is for, or does it badly, if that is so.

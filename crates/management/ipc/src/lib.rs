@@ -1,12 +1,16 @@
 //! What the supervisor says to control and hears from it. The switch speaks none of it.
 
+mod bounds;
 mod engines;
+mod near;
 mod offload;
 
+pub use bounds::{CpuBound, PortWork};
 pub use engines::{EngineChange, EngineInfo, EngineKind};
 use lasthop_ipc::RateLimit;
 use lasthop_types::PortId;
 use lasthop_uplink_ipc::{UplinkCounters, UplinkDevice, UplinkDriver, VlanMac};
+pub use near::{Nearness, PortPlace};
 pub use offload::{OffloadFigures, OffloadState, OffloadToSupervisor, SupervisorToOffload};
 use serde::{Deserialize, Serialize};
 
@@ -126,6 +130,8 @@ pub enum SupervisorToControl {
     /// How the bounds of processor time are kept, of all ports that have one for what their guests send, and of all that have one for what is copied to
     /// them. Said after each `Done`, and when one was taken away.
     CpuBounds([Vec<CpuBound>; 2]),
+    /// Where VMs run, and their ports' threads, as far as that is followed; said whenever it is otherwise.
+    Places(Vec<PortPlace>),
     /// All mirrors; before `Ports`, and after every change.
     Mirrors(Vec<MirrorConfig>),
     /// Answer to `MirrorAdd` and `MirrorDel`: an error says what is wrong and what to do.
@@ -159,6 +165,8 @@ pub enum SupervisorToControl {
         engines: Vec<EngineInfo>,
         /// How they are set, in the order of [`EngineKind::ALL`]: CPUs, `none` or `all`.
         set: [String; 3],
+        /// How near ports' threads are kept to their VMs: `off`, `node` or `cache`.
+        near: String,
     },
     /// The socket of Open vSwitch's programs, which travels with this message, in place of the one that `lasthop-ovs` has.
     OvsSocket,
@@ -294,40 +302,6 @@ pub struct CpuTimes {
     pub sessions_ns: u64,
     /// The supervisor itself.
     pub supervisor_ns: u64,
-}
-
-/// What a port's packets have come to since the switch began: those from its guest, or what was copied to it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PortWork {
-    /// The port.
-    pub port: PortId,
-    /// Nanoseconds in which somebody was busy with them.
-    pub busy_ns: u64,
-    /// How many.
-    pub packets: u64,
-    /// Their bytes.
-    pub bytes: u64,
-    /// How often somebody may have been woken for them: by a kick, or to go on where its guest was held back. Not for what is copied to it.
-    pub woken: u64,
-}
-
-/// How a port's bound of processor time is kept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CpuBound {
-    /// The port.
-    pub port: PortId,
-    /// Nanoseconds of processor time that its packets, or copies to it, may take a second.
-    pub most_ns: u64,
-    /// Those that they took, when that was last looked at.
-    pub spent_ns: u64,
-    /// Packets a second, and bytes, that its guest is held to for that, if it is; 0: any number.
-    pub held_to: Option<[u64; 2]>,
-    /// It sent, or got, nearly as much, when that was last looked at.
-    pub presses: bool,
-    /// For how many milliseconds the bound has not been kept, if it is not.
-    pub missed_ms: Option<u64>,
-    /// How often that has begun.
-    pub missed: u64,
 }
 
 /// An uplink.

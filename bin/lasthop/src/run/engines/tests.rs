@@ -76,6 +76,7 @@ fn what_cannot_be_is_refused() {
         (EngineChange::Del(ports, "3".into()), "the poll engine on CPU 3 would be where the switch may not run"),
         (EngineChange::Del(ports, "2-4".into()), "no CPU would be left"),
         (EngineChange::Set([Some("2,8".into()), None, None]), "poll CPU 8 cannot be used"),
+        (EngineChange::Near("socket".into()), "there are off, node, cache"),
     ] {
         let error = some.changed(&change, &allowed).unwrap_err();
         assert!(error.contains(word), "{change:?}: {error}");
@@ -154,10 +155,12 @@ fn what_was_set_in_a_device_holds_beside_what_it_is_told_of_helpers_since() {
 
 #[test]
 fn engines_are_written_as_people_do() {
-    for some in [Engines::default(), engines("3", "none", "2-4"), engines("none", "2,4", "all")] {
+    let near_cache = Engines::default().changed(&EngineChange::Near("cache".into()), &list("0-7")).unwrap();
+    assert_eq!(near_cache.near, Near::Cache);
+    for some in [Engines::default(), engines("3", "none", "2-4"), engines("none", "2,4", "all"), near_cache] {
         let text = serde_json::to_string(&some).unwrap();
         assert_eq!(serde_json::from_str::<Engines>(&text).unwrap(), some, "{text}");
     }
-    assert_eq!(engines("3", "none", "2-4").to_string(), "poll 3, helper none, ports 2-4");
+    assert_eq!(engines("3", "none", "2-4").to_string(), "poll 3, helper none, ports 2-4, near node");
     assert!(serde_json::from_str::<Engines>(r#"{"poll":"x"}"#).is_err());
 }

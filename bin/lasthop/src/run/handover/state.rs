@@ -9,6 +9,7 @@ use super::super::devices::{self, DeviceState};
 use super::super::engines::{Engines, EnginesOfRun, allowed_cpus};
 use super::super::host_facts::Missing;
 use super::super::max_cpu::CpuBounds;
+use super::super::near::FollowedState;
 use super::super::open_vswitch::{OpenVswitch, OpenVswitchState};
 use super::super::port::{Port, PortState};
 use super::super::port_threads::PortThreads;
@@ -94,6 +95,9 @@ pub struct State {
     control_level: Option<String>,
     level: String,
     cgroup_accounting: Option<CgroupState>,
+    /// Where VMs are.
+    #[serde(default)]
+    followed: FollowedState,
     /// None from a program that had no `lasthop engine`.
     #[serde(default)]
     engines: Option<EnginesOfRun>,
@@ -185,6 +189,7 @@ impl Supervisor {
             control_level: self.control_level.clone(),
             level: levels::level(),
             cgroup_accounting,
+            followed: self.followed.hand_over(),
             engines: Some(self.engines.clone()),
             locks: self.locks.each_ref().map(|lock| giver.fd(lock)),
         };
@@ -247,6 +252,8 @@ impl Supervisor {
         if supervisor.cgroup_accounting.is_some() {
             supervisor.cgroup_accounting = state.cgroup_accounting.map(CgroupAccounting::resumed);
         }
+        supervisor.followed.resume(state.followed);
+        supervisor.tell_places();
         // What became of sockets' files meanwhile nobody has reported.
         supervisor.presence.ask();
         Ok(supervisor)
@@ -274,6 +281,7 @@ fn setup_of(
         rx_batch: args.scheduling.rx_batch,
         vm_cgroup: args.vm_cgroup,
         bpf: !args.no_bpf,
+        system: args.system(),
         switch: (switch, PathBuf::new()),
         devices: devices::wanted(args, cpus.as_ref())?,
         of_device: OfDevice::new(args),

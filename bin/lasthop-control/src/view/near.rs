@@ -1,0 +1,17 @@
+//! Where VMs run, and their ports' threads.
+
+use lasthop_api::Place;
+use lasthop_management_ipc::{Nearness, PortPlace};
+
+pub(crate) fn place(of: &PortPlace) -> Place {
+    Place {
+        state: of.state.name().into(),
+        node: of.node,
+        vm_cpus: of.vm_cpus.clone(),
+        thread_cpus: of.thread_cpus.clone(),
+        why: match &of.state {
+            Nearness::Refused(why) => Some(why.clone()),
+            _ => None,
+        },
+    }
+}
