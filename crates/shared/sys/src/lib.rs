@@ -46,7 +46,7 @@ pub use peer_event::{PeerEvent, PeerEventError, SIGNALLING_THREADS, prepare_peer
 #[cfg(any(test, feature = "supervisor"))]
 pub use process::{
     PidFd, Process, SignalFd, Watched, bind_when_started, die_with_parent, keep_descriptors_from_children,
-    outlive_terminal, take_short_turns_when_started,
+    outlive_terminal, take_short_turns_when_started, uncollected,
 };
 pub use pulse::{Beat, map_pulse};
 #[cfg(any(test, feature = "supervisor"))]

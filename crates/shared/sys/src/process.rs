@@ -3,11 +3,16 @@
 use crate::CpuList;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, pidfd_open, pidfd_send_signal, waitpid};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, WaitOptions, pidfd_open, pidfd_send_signal, waitid, waitpid,
+};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::mpsc::{Sender, channel};
 
 /// A child of this process, whichever program has started it: execve(2) changes the program, and children stay.
 #[derive(Debug)]
@@ -33,11 +38,18 @@ impl Process {
         self.pid.as_raw_nonzero().get() as u32
     }
 
-    /// How it ended, if it has; collects it then. `CHILD`: it is no child of ours.
+    /// How it ended, if it has; has it [collected](collect) then. `CHILD`: it is no child of ours.
     pub fn try_wait(&mut self) -> Result<Option<ExitStatus>, Errno> {
         if self.ended.is_none() {
-            let waited = rustix::io::retry_on_intr(|| waitpid(Some(self.pid), WaitOptions::NOHANG))?;
-            self.ended = waited.map(|(_, status)| ExitStatus::from_raw(status.as_raw()));
+            let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+            let ended = rustix::io::retry_on_intr(|| waitid(WaitId::Pid(self.pid), options))?;
+            // As wait(2) has it: what the process said of itself, or the signal.
+            let dumped = ended.as_ref().is_some_and(|ended| ended.dumped());
+            let raw = ended.and_then(|ended| ended.exit_status().map(|code| code << 8).or(ended.terminating_signal()));
+            self.ended = raw.map(|raw| ExitStatus::from_raw(raw | if dumped { 0x80 } else { 0 }));
+            if self.ended.is_some() {
+                collect(self.pid);
+            }
         }
         Ok(self.ended)
     }
@@ -49,6 +61,35 @@ impl Process {
             Err(e) => Some(format!("how is not known: {e}")),
         }
     }
+}
+
+/// Processes that have ended and are not collected yet.
+static UNCOLLECTED: AtomicUsize = AtomicUsize::new(0);
+
+/// Collects a process that has ended, on a thread that does nothing else. wait(2) returns when the kernel has let go of all that /proc shows of the process, which it
+/// tries again and again while somebody who reads /proc is stopped in the middle of it: for many seconds, where that one gets little of the processors.
+fn collect(pid: Pid) {
+    static TO_COLLECT: OnceLock<Sender<Pid>> = OnceLock::new();
+    let wait = |pid| {
+        let _ = rustix::io::retry_on_intr(|| waitpid(Some(pid), WaitOptions::empty()));
+        UNCOLLECTED.fetch_sub(1, Relaxed);
+    };
+    let to_collect = TO_COLLECT.get_or_init(|| {
+        let (to_collect, ended) = channel();
+        let thread = std::thread::Builder::new().name("collect".into()).stack_size(64 << 10);
+        // Without the thread nobody has the other end.
+        let _ = thread.spawn(move || ended.into_iter().for_each(wait));
+        to_collect
+    });
+    UNCOLLECTED.fetch_add(1, Relaxed);
+    if to_collect.send(pid).is_err() {
+        wait(pid);
+    }
+}
+
+/// How many children have ended that the kernel still has: another program of this process would never collect them.
+pub fn uncollected() -> usize {
+    UNCOLLECTED.load(Relaxed)
 }
 
 /// A descriptor of a child process (pidfd_open(2)): readable once it has ended.
@@ -276,8 +317,29 @@ mod tests {
         assert!(pidfd.has_ended_within(std::time::Duration::from_secs(20)));
         let ended = process.try_wait().unwrap().unwrap();
         assert_eq!((ended.signal(), process.try_wait()), (Some(libc::SIGKILL), Ok(Some(ended))));
-        assert_eq!(Process::of(&child).unwrap().try_wait(), Err(Errno::CHILD), "it was collected");
-        assert!(child.wait().is_err());
+        // Soon, and by another thread: what /proc shows of it goes with that.
+        let begun = std::time::Instant::now();
+        while Process::of(&child).unwrap().try_wait() != Err(Errno::CHILD) {
+            assert!(begun.elapsed() < std::time::Duration::from_secs(20), "it is collected");
+        }
+        assert!(child.wait().is_err() && !std::fs::exists(format!("/proc/{}", child.id())).unwrap());
+    }
+
+    #[test]
+    fn how_a_child_ended_is_as_it_was() {
+        for (how, code, signal, dumped) in [
+            ("exit 0", Some(0), None, false),
+            ("exit 7", Some(7), None, false),
+            ("exit 255", Some(255), None, false),
+            ("kill -TERM $$", None, Some(libc::SIGTERM), false),
+            ("ulimit -c 0; kill -SEGV $$", None, Some(libc::SIGSEGV), false),
+        ] {
+            let child = Command::new("sh").args(["-c", how]).stderr(std::process::Stdio::null()).spawn().unwrap();
+            let (pidfd, mut process) = (PidFd::of(&child).unwrap(), Process::of(&child).unwrap());
+            assert!(pidfd.has_ended_within(std::time::Duration::from_secs(20)));
+            let ended = process.try_wait().unwrap().expect("it has ended");
+            assert_eq!((ended.code(), ended.signal(), ended.core_dumped()), (code, signal, dumped), "{how}");
+        }
     }
 
     #[test]

@@ -134,6 +134,9 @@ impl Supervisor {
             .or_else(|| self.sessions.unsettled())
             .or_else(|| self.uplinks.values().find_map(Uplink::unsettled))
             .or_else(|| closing::is_anything_left().then(|| STILL_CLOSED.into()))
+            .or_else(|| {
+                (lasthop_sys::uncollected() > 0).then(|| "the kernel still lets go of a process that has ended".into())
+            })
     }
 
     /// Of one that is settled.
