@@ -33,9 +33,9 @@ fn run(mut arguments: Arguments, inside: impl FnOnce()) -> Result<(), Box<dyn Er
     lasthop_guestmem::install_fault_handler();
     lasthop_sys::prepare_peer_events(lasthop_sys::SIGNALLING_THREADS)?;
     // Threads made from here on are born inside the sandbox.
-    let report = confinement.enter(std::mem::take(&mut arguments.handed))?;
+    let left_out = confinement.enter(std::mem::take(&mut arguments.handed))?;
     inside();
-    server::Server::new(arguments, settings, report.left_out)?.serve()
+    server::Server::new(arguments, settings, left_out)?.serve()
 }
 
 /// A thread that panics takes the process with it, for others wait for what it did; whoever started the process starts another.

@@ -1,10 +1,10 @@
 //! Giving up rights, once the device is open.
 
-use lasthop_sys::sandbox::{Program, SandboxError};
+use lasthop_sys::sandbox::{Program, ProgramError};
 
 /// Leaves this process its memory and its device. Call it from the only thread. What could not be done is logged; `again`: a
 /// process before this one has said so already.
-pub fn confine(device: &str, again: bool) -> Result<(), SandboxError> {
+pub fn confine(device: &str, again: bool) -> Result<(), ProgramError> {
     let report = Program::UPLINK.enter_sandbox()?;
     tracing::debug!("sandbox: {report}");
     for left_out in report.left_out.iter().filter(|_| !again) {

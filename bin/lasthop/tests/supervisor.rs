@@ -264,7 +264,7 @@ fn starts_its_children_says_ready_and_ends_cleanly() {
     // 0 to 9, and one to list the directory with.
     lasthop.wait(&["switch[", "descriptors [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10]"]);
     let line = lasthop.wait(&["switch[", "environment"]);
-    assert!(line.ends_with("environment [\"LASTHOP_LOG_FORMAT\", \"RUST_LOG\"]"), "{line}");
+    assert!(line.ends_with("environment [\"LASTHOP_LOG_FORMAT\", \"MALLOC_ARENA_MAX\", \"RUST_LOG\"]"), "{line}");
     let settings = "SwitchSettings { helpers: [0], poll: [], hysteresis_us: (7, 9), not_idle: false, \
                     cgroup_accounting: false, drawn_timer: false, patience_ms: (10, 2), max_guest_memory: ";
     lasthop.wait(&["switch[", settings]);

@@ -151,7 +151,8 @@ fn holds_nothing_of_guests(driver: &str, devices: &[&str]) {
         }
         for kind in ["net", "ipc", "uts", "mnt"] {
             let namespace = |pid| read_link(format!("/proc/{pid}/ns/{kind}")).expect("a namespace");
-            assert!(namespace(pid) != namespace(lasthop.pid()) && namespace(pid) != namespace(switch), "{who}: {kind}");
+            let all = [pid, lasthop.pid(), switch].map(namespace);
+            assert!(all[0] != all[1] && all[0] != all[2] && all[1] != all[2], "{who}: {kind}");
         }
         // Its root is a directory without a name in which nothing is and nothing can be made: no place for planted links.
         let root = format!("/proc/{pid}/root/");

@@ -12,7 +12,6 @@ use super::watchdog::{self, Hung, Watchdog};
 use command_fds::{CommandFdExt, FdMapping};
 pub use handed::ChildState;
 use lasthop_ipc::{Channel, ChannelError, MAX_MESSAGE};
-use lasthop_log::{DEVICE_VARIABLE, FORMAT_VARIABLE, Format};
 use lasthop_sys::{
     CpuList, Epoll, PidFd, Process, Pulse, Trigger, bind_when_started, die_with_parent, outlive_terminal,
     take_short_turns_when_started,
@@ -25,7 +24,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{Command, ExitStatus};
 use std::time::{Duration, Instant};
 use tracing::{debug, error, info, warn};
 
@@ -48,8 +47,6 @@ const RECEIVE_BURST: usize = 64;
 const CHANNEL_FD: i32 = 3;
 /// Descriptor number of the first other thing it is given.
 const OTHER_FD: i32 = 4;
-/// The only variables of the environment that children see, beside the format of the log. Only control reads `RUST_LOG`; the other children are built without filters of the log.
-const ENVIRONMENT: [&str; 3] = ["RUST_LOG", "RUST_BACKTRACE", DEVICE_VARIABLE];
 
 /// A child that is sent `S` and sends `R`.
 #[derive(Debug)]
@@ -60,7 +57,7 @@ pub struct Child<S, R> {
     held: Option<OwnedFd>,
     arguments: Vec<String>,
     cpus: Option<CpuList>,
-    /// Its turns on a core, and its timers, are as short as the kernel lets them be, and what its sandbox is made of is made for it.
+    /// Its turns on a core, and its timers, are as short as the kernel lets them be, what its sandbox is made of is made for it, and rights are given up for it.
     is_data_plane: bool,
     channel_token: u64,
     pid_token: u64,
@@ -219,7 +216,8 @@ impl<S: Serialize + 'static, R: DeserializeOwned + 'static> Child<S, R> {
         self
     }
 
-    /// Has it take short turns, and makes for it what its sandbox is made of: that is then no code of the program that maps guest memory.
+    /// Has it take short turns, makes for it what its sandbox is made of, and gives rights up for it: that is then no code of the program that maps
+    /// guest memory.
     pub fn into_data_plane(mut self) -> Self {
         self.is_data_plane = true;
         self
@@ -277,18 +275,18 @@ impl<S: Serialize + 'static, R: DeserializeOwned + 'static> Child<S, R> {
             others.push(pulse.as_fd().try_clone_to_owned()?);
         }
         let second = self.second_channel(&mut command, &mut others)?;
-        command.current_dir("/").process_group(0).stdin(Stdio::null());
-        command.stdout(io::stderr().as_fd().try_clone_to_owned()?).stderr(Stdio::inherit());
-        command.env_clear().envs(ENVIRONMENT.iter().filter_map(|name| Some((*name, std::env::var_os(name)?))));
-        command.env(FORMAT_VARIABLE, Format::current().name());
+        sandbox::surround(&mut command)?;
         let mappings = std::iter::once((theirs, CHANNEL_FD)).chain(others.into_iter().zip(OTHER_FD..));
         let mappings = mappings.map(|(parent_fd, child_fd)| FdMapping { parent_fd, child_fd });
         command.fd_mappings(mappings.collect()).map_err(io::Error::other)?;
         die_with_parent(&mut command);
         outlive_terminal(&mut command);
         self.cpus.iter().for_each(|cpus| bind_when_started(&mut command, cpus));
+        // Behind all else that is done there.
+        let given_up = self.is_data_plane.then(|| sandbox::give_up(&mut command)).transpose()?;
         let mut process = command.spawn().map_err(|e| self.explain(&e))?;
         let started = Instant::now();
+        given_up.iter().for_each(|given_up| sandbox::say_what_was_not(given_up, &self.name));
         let watched = PidFd::of(&process).and_then(|pidfd| {
             epoll.add(&pidfd, self.pid_token, Trigger::Level)?;
             epoll.add(&ours, self.channel_token, Trigger::Level)?;

@@ -22,15 +22,20 @@ pub fn without_ebpf_it_says_why_once_and_goes_on() {
             lasthop.wait(&["switch[", "closed 1"]);
         }
         let log = lasthop.end();
-        log.into_iter().filter(|line| line.contains("not known which VMs run")).collect::<Vec<_>>()
+        let with = |what: &str| log.iter().filter(|line| line.contains(what)).cloned().collect::<Vec<_>>();
+        (with("not known which VMs run"), with("sandbox: going on without"))
     };
-    assert_eq!(run(&["env"], &["--no-bpf"]), [""; 0], "what was asked for is no news");
+    assert_eq!(run(&["env"], &["--no-bpf"]).0, [""; 0], "what was asked for is no news");
     if !geteuid().is_root() {
         return println!("the rest skipped: not root");
     }
-    let said = run(&["setpriv", "--bounding-set", "-bpf,-perfmon,-sys_admin"], &[]);
+    let (said, left_out) = run(&["setpriv", "--bounding-set", "-bpf,-perfmon,-sys_admin"], &[]);
     assert_eq!(said.len(), 1, "{said:#?}");
     assert!(said[0].contains("not permitted") && said[0].contains("CAP_BPF"), "{said:?}");
+    // Nor may it give the switch namespaces of its own.
+    let without = |what: &str| left_out.iter().filter(|line| line.contains(what)).count();
+    assert_eq!(without("own network namespace (Operation not permitted"), 1, "{left_out:#?}");
+    assert_eq!((without(" namespace ("), without("bounding set")), (4, 0), "{left_out:#?}");
 }
 
 /// The directory that is to be the switch's root cannot be made, for something has its name wherever it would be: the next switch starts without, and the

@@ -2,25 +2,33 @@
 //!
 //! Afterwards it has no file system, no network, no other user's processes and no capability, and any system call
 //! that its program has no use for kills it. Steps that the surroundings forbid (a container without the right to make
-//! namespaces, a start without root) are left out and named in the [`Report`]; "no new privileges" and the system call
+//! namespaces, a start without root) are left out and named; "no new privileges" and the system call
 //! filter are never left out.
 //!
 //! What a process becomes is a [`Confinement`]. Whoever knows the programs makes it (`programs.rs`: the supervisor for the switch,
 //! which has no compiler of filters and reads no list of users; the other programs for themselves).
 
 #[cfg(any(test, feature = "programs"))]
+mod before;
+#[cfg(any(test, feature = "programs"))]
 mod landlock;
 #[cfg(any(test, feature = "programs"))]
 mod programs;
+#[cfg(any(test, feature = "programs"))]
+mod report;
 
+#[cfg(any(test, feature = "programs"))]
+pub use before::{GivenUp, give_up_when_started};
 #[cfg(any(test, feature = "programs"))]
 pub use landlock::nothing_by_name;
 #[cfg(any(test, feature = "programs"))]
-pub use programs::{Program, empty_directory, give_back_memory, limit, make_handed};
+pub use programs::{Program, ProgramError, empty_directory, give_back_memory, limit, make_handed};
+#[cfg(any(test, feature = "programs"))]
+pub use report::Report;
 
 use rustix::io::Errno;
-use rustix::process::{chroot, fchdir, geteuid, getppid, parent_process_death_signal, set_parent_process_death_signal};
-use rustix::thread::{CapabilitySet, CapabilitySets, UnshareFlags};
+use rustix::process::{chroot, fchdir, geteuid, parent_process_death_signal, set_parent_process_death_signal};
+use rustix::thread::{CapabilitySet, CapabilitySets};
 use serde::{Deserialize, Serialize};
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -36,40 +44,6 @@ pub struct Confinement {
     pub filters: Vec<Vec<Instruction>>,
 }
 
-/// Why the process must not go on.
-#[derive(Debug, thiserror::Error)]
-pub enum SandboxError {
-    /// Namespaces, user and filter are per thread, so a second thread would keep the old rights.
-    #[error("{0} threads run already; enter the sandbox before starting any")]
-    Threads(usize),
-    /// The kernel refused "no new privileges".
-    #[error("no_new_privs: {0}")]
-    NoNewPrivs(Errno),
-    /// The kernel refused the filter.
-    #[error("seccomp: {0}; lasthop needs a kernel with CONFIG_SECCOMP_FILTER")]
-    Seccomp(Errno),
-    /// There is no filter for this machine.
-    #[error("no system call filter: {0}")]
-    NoFilter(String),
-    /// Capabilities could not be given up, though nothing can forbid that.
-    #[error("capabilities: {0}")]
-    Capabilities(Errno),
-    /// The process that started this one has ended meanwhile.
-    #[error("the parent process has ended")]
-    Orphaned,
-}
-
-/// What was done and what could not be.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Report {
-    /// The user this process now is.
-    pub user: u32,
-    /// What holds, each in a few words.
-    pub done: Vec<&'static str>,
-    /// What was left out, each with its reason.
-    pub left_out: Vec<String>,
-}
-
 /// What a process needs for its sandbox and does not make itself: it is made by whoever starts it, or by itself where its program is not trusted
 /// with guest memory. What is not there is left out; why, only [whoever could not make it](make_handed) knows and says.
 #[derive(Debug, Default)]
@@ -81,42 +55,28 @@ pub struct Handed {
 }
 
 impl Confinement {
-    /// Gives up the whole process's rights. Call it from the only thread, after everything that must be opened has
-    /// been; threads started later inherit all of it. On an error the process may be half confined: end it.
-    pub fn enter(&self, handed: Handed) -> Result<Report, SandboxError> {
-        let threads = std::fs::read_dir("/proc/self/task").map_or(1, |tasks| tasks.count());
-        if threads > 1 {
-            return Err(SandboxError::Threads(threads));
-        }
+    /// Gives up the whole process's rights, but those that can be [given up before the program is there](give_up_when_started). Call it from the only
+    /// thread, after everything that must be opened has been: namespaces, user and filter are per thread, and threads started later inherit
+    /// all of it. What was left out, each with its reason. An error is a line for the log, and the process may be half
+    /// confined: end it.
+    pub fn enter(&self, handed: Handed) -> Result<Vec<String>, String> {
         warm_up();
-        crate::sched::one_heap();
-        let (parent, death_signal) = (getppid(), parent_process_death_signal().unwrap_or_default());
-
-        let mut report = Report::default();
+        let (mut left_out, death_signal) = (Vec::new(), parent_process_death_signal().unwrap_or_default());
+        let mut or_why =
+            |what, result: Result<(), Errno>| left_out.extend(result.err().map(|e| format!("{what} ({e})")));
         if geteuid().is_root() {
-            namespaces(&mut report);
-            handed.root.into_iter().for_each(|root| note(&mut report, "empty root", become_root(root)));
-            note(&mut report, "empty bounding set", empty_bounding_set());
-            note(&mut report, "own user", become_user(self.user.0, self.user.1));
-        } else {
-            report.left_out.push("namespaces, empty root and own user (not started as root)".into());
+            handed.root.into_iter().for_each(|root| or_why("empty root", become_root(root)));
+            or_why("own user", become_user(self.user.0, self.user.1));
         }
-        no_capabilities().map_err(SandboxError::Capabilities)?;
-        report.done.push("no capabilities");
-        report.user = geteuid().as_raw();
-
-        // A change of user clears the death signal, and the parent may have died in between.
+        no_capabilities().map_err(|e| format!("capabilities: {e}"))?;
+        // A change of user clears the death signal. Should the parent have died in between, its end of the channel has gone as well, and the process
+        // ends by that.
         let _ = set_parent_process_death_signal(death_signal);
         let _ = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable);
-        if getppid() != parent {
-            return Err(SandboxError::Orphaned);
-        }
-        rustix::thread::set_no_new_privs(true).map_err(SandboxError::NoNewPrivs)?;
-        report.done.push("no new privileges");
-        handed.rules.into_iter().for_each(|rules| note(&mut report, "nothing by name (Landlock)", obey(rules)));
-        self.filters.iter().try_for_each(|filter| install(filter)).map_err(SandboxError::Seccomp)?;
-        report.done.push("system call filter");
-        Ok(report)
+        rustix::thread::set_no_new_privs(true).map_err(|e| format!("no_new_privs: {e}"))?;
+        handed.rules.into_iter().for_each(|rules| or_why("nothing by name (Landlock)", obey(rules)));
+        self.filters.iter().try_for_each(|filter| install(filter)).map_err(unfiltered)?;
+        Ok(left_out)
     }
 }
 
@@ -126,25 +86,6 @@ fn warm_up() {
     let _ = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     let _ = std::time::Instant::now();
     let _ = std::thread::available_parallelism();
-}
-
-fn note(report: &mut Report, what: &'static str, result: Result<(), Errno>) {
-    match result {
-        Ok(()) => report.done.push(what),
-        Err(e) => report.left_out.push(format!("{what} ({e})")),
-    }
-}
-
-fn namespaces(report: &mut Report) {
-    for (what, flag) in [
-        ("own network namespace", UnshareFlags::NEWNET),
-        ("own IPC namespace", UnshareFlags::NEWIPC),
-        ("own UTS namespace", UnshareFlags::NEWUTS),
-        ("own mount namespace", UnshareFlags::NEWNS),
-    ] {
-        // SAFETY: none of these flags unshares memory or the table of descriptors, so nothing Rust relies on changes.
-        note(report, what, unsafe { rustix::thread::unshare_unsafe(flag) });
-    }
 }
 
 /// The directory, which nobody can put anything into, is all that this process sees of files from now on.
@@ -162,19 +103,6 @@ fn obey(rules: OwnedFd) -> Result<(), Errno> {
     }
 }
 
-fn empty_bounding_set() -> Result<(), Errno> {
-    let mut result = Ok(());
-    for capability in (0..64).map(|n| CapabilitySet::from_bits_retain(1 << n)) {
-        match rustix::thread::capability_is_in_bounding_set(capability) {
-            Ok(true) => result = result.and(rustix::thread::remove_capability_from_bounding_set(capability)),
-            Ok(false) => {}
-            // Beyond the last capability.
-            Err(_) => break,
-        }
-    }
-    result
-}
-
 /// For the calling thread; there is no other.
 fn become_user(user: u32, group: u32) -> Result<(), Errno> {
     let (user, group) = (rustix::process::Uid::from_raw(user), rustix::process::Gid::from_raw(group));
@@ -187,6 +115,11 @@ fn no_capabilities() -> Result<(), Errno> {
     let none = CapabilitySet::empty();
     let _ = rustix::thread::clear_ambient_capability_set();
     rustix::thread::set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })
+}
+
+/// Without a filter no process goes on.
+fn unfiltered(e: Errno) -> String {
+    format!("seccomp: {e}; lasthop needs a kernel with CONFIG_SECCOMP_FILTER")
 }
 
 /// Has this thread, and those it starts, make only the system calls that the filter lets through. "No new privileges" must be set.

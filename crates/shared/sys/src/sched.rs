@@ -53,17 +53,6 @@ pub fn bind_current_thread(cpu: usize) -> Result<(), Errno> {
     sched_setaffinity(None, &set)
 }
 
-/// All threads share one heap. glibc opens a file to decide whether a ninth may have its own, and another one before it makes any but the first smaller,
-/// as where a thread has ended; and the sandbox ends the process for that. So the heap's lock is one lock of all threads, which those that move packets
-/// do not take: what they allocate, a letter or a table that grows, is not by the packet.
-pub(crate) fn one_heap() {
-    #[cfg(target_env = "gnu")]
-    // SAFETY: it sets a number of the allocator, under the allocator's own lock.
-    unsafe {
-        libc::mallopt(libc::M_ARENA_MAX, 1);
-    }
-}
-
 /// A timer that is readable when its time has come (timerfd_create(2), CLOCK_MONOTONIC). Any thread may set it.
 #[derive(Debug)]
 pub struct TimerFd(OwnedFd);

@@ -5,7 +5,8 @@
 //! sees every step; without root the steps that need it must be reported as left out.
 #![allow(unsafe_code)]
 
-use lasthop_sys::sandbox::Program;
+use lasthop_sys::sandbox::{GivenUp, Handed, Program, empty_directory, give_up_when_started};
+use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -20,8 +21,9 @@ fn main() {
     if let Ok(act) = std::env::var(ACT) {
         return confined(&act);
     }
-    let tests: [(&str, fn()); 8] = [
+    let tests: [(&str, fn()); 9] = [
         ("root_becomes_nobody_with_nothing", root_becomes_nobody_with_nothing),
+        ("what_the_starter_gives_up_is_gone_at_once", what_the_starter_gives_up_is_gone_at_once),
         ("a_planted_link_is_not_followed", a_planted_link_is_not_followed),
         ("what_cannot_be_made_is_left_out_with_the_reason", what_cannot_be_made_is_left_out_with_the_reason),
         ("death_signal_outlives_the_change_of_user", death_signal_outlives_the_change_of_user),
@@ -51,6 +53,16 @@ fn confined(act: &str) {
         std::thread::spawn(move || wait.recv());
         eprintln!("error: {}", program.enter_sandbox().unwrap_err());
         return;
+    }
+    if act == "given up" {
+        // It takes its root and another user by what it was left.
+        let handed = Handed { root: Some(empty_directory().unwrap()), rules: None };
+        let confinement = program.confinement(std::process::id()).unwrap();
+        let mut go = [0];
+        eprintln!("started");
+        std::io::stdin().read_exact(&mut go).unwrap();
+        eprintln!("entered, without: {:?}", confinement.enter(handed).unwrap());
+        return std::io::stdin().read_exact(&mut go).unwrap();
     }
     if let Some(elsewhere) = std::env::var_os(PLANTED) {
         std::os::unix::fs::symlink(elsewhere, planted(std::process::id())).unwrap();
@@ -296,6 +308,51 @@ fn root_becomes_nobody_with_nothing() {
         .into();
     let different: std::collections::BTreeSet<_> = users.iter().collect();
     assert_eq!(different.len(), users.len(), "each program has its own user");
+}
+
+/// The program that maps guest memory has nothing but the way into the sandbox before its first instruction; and what its starter could not do
+/// is said with the reason.
+fn what_the_starter_gives_up_is_gone_at_once() {
+    if !is_root() {
+        return;
+    }
+    let start = |without: CapabilitySet| {
+        let mut given_up = None;
+        let mut confined = Confined::start("switch", "given up", |command| {
+            let lose = move || {
+                let own = capabilities(None)?;
+                let (effective, permitted) = (own.effective - without, own.permitted - without);
+                Ok(set_capabilities(None, CapabilitySets { effective, permitted, ..own })?)
+            };
+            // SAFETY: it makes two system calls, and neither allocates nor locks.
+            unsafe { command.pre_exec(lose) };
+            given_up = Some(give_up_when_started(command).unwrap());
+        });
+        assert_eq!(confined.entered, "started\n");
+        let before = ["CapPrm", "CapBnd"].map(|set| confined.status_field(set));
+        let own = ["net", "ipc", "uts", "mnt"]
+            .map(|kind| namespace(confined.child.id(), kind) != namespace(std::process::id(), kind));
+        confined.child.stdin.as_mut().unwrap().write_all(b"g").unwrap();
+        confined.entered.clear();
+        confined.stderr.read_line(&mut confined.entered).unwrap();
+        assert_eq!(confined.entered, "entered, without: []\n");
+        let after = ["CapInh", "CapPrm", "CapEff", "CapBnd"].map(|set| confined.status_field(set));
+        assert!(confined.status_field("Uid").split_whitespace().all(|id| id != "0"));
+        let report = given_up.as_ref().map(GivenUp::report).unwrap();
+        assert!(confined.go().0.success());
+        (before, own, after, report)
+    };
+    let none = "0000000000000000";
+    let (before, own, after, report) = start(CapabilitySet::empty());
+    // chroot, setuid and setgid.
+    assert_eq!(before, ["00000000000400c0", none]);
+    assert_eq!((own, after.each_ref().map(String::as_str)), ([true; 4], [none; 4]));
+    assert_eq!((report.done.len(), report.left_out), (5, vec![]));
+    let (before, own, after, report) = start(CapabilitySet::SYS_ADMIN | CapabilitySet::SETPCAP);
+    assert_eq!((own, after.each_ref().map(|set| set == none)), ([false; 4], [true, true, true, false]));
+    assert_eq!(report.left_out.len(), 5, "{report:?}");
+    assert!(report.left_out.iter().all(|left_out| left_out.contains(" (Operation not permitted")), "{report:?}");
+    assert!(report.left_out[4].starts_with("empty bounding set") && before[1] != none);
 }
 
 /// Where a process makes its empty root first.

@@ -2,7 +2,8 @@
 
 mod filter;
 
-use super::{Confinement, Handed, Report, SandboxError, note, nothing_by_name};
+use super::before::{NOT_ROOT, give_up};
+use super::{Confinement, Handed, Report, nothing_by_name, unfiltered};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::{
@@ -10,7 +11,6 @@ use rustix::process::{
     set_parent_process_death_signal,
 };
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities, set_keep_capabilities, set_no_new_privs};
-use std::fmt;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
@@ -28,6 +28,20 @@ pub struct Program {
     pub ioctls: &'static [libc::c_ulong],
     /// Families of socketpair(2).
     pub socket_pairs: &'static [libc::c_int],
+}
+
+/// Why a program must not go on.
+#[derive(Debug, thiserror::Error)]
+pub enum ProgramError {
+    /// Namespaces, user and filter are per thread, so a second thread would keep the old rights.
+    #[error("{0} threads run already; enter the sandbox before starting any")]
+    Threads(usize),
+    /// There is no filter for this machine.
+    #[error("no system call filter: {0}")]
+    NoFilter(String),
+    /// A step that cannot be left out has failed.
+    #[error("{0}")]
+    Step(String),
 }
 
 /// Descriptors wanted: a port with 16 queue pairs and many memory regions holds some hundred.
@@ -79,53 +93,74 @@ impl Program {
         Self { user_name: "lasthop-flower", fixed_user: 61_907, calls: &[], ioctls: &[], socket_pairs: &[] };
 
     /// What the process with this number becomes, which runs this program.
-    pub fn confinement(self, pid: u32) -> Result<Confinement, SandboxError> {
+    pub fn confinement(self, pid: u32) -> Result<Confinement, ProgramError> {
         let passwd = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
         let user = find_user(&passwd, self.user_name).unwrap_or((self.fixed_user, self.fixed_user));
-        let filters = filter::compile_all(self, pid).map_err(|e| SandboxError::NoFilter(e.to_string()))?;
+        let filters = filter::compile_all(self, pid).map_err(|e| ProgramError::NoFilter(e.to_string()))?;
         give_back_memory();
         Ok(Confinement { user, filters })
     }
 
-    /// Makes this process what this program becomes: [`limit`], then [`Confinement::enter`].
-    pub fn enter_sandbox(self) -> Result<Report, SandboxError> {
-        let mut limited = Report::default();
-        limit(None, &mut limited);
+    /// Makes this process what this program becomes: [`limit`], what can be given up before a program is there, then [`Confinement::enter`].
+    pub fn enter_sandbox(self) -> Result<Report, ProgramError> {
+        alone()?;
+        let (mut report, is_root) = (Report::default(), geteuid().is_root());
+        limit(None, &mut report);
+        one_heap();
+        if is_root {
+            give_up(&mut report)
+        } else {
+            report.left_out.push(NOT_ROOT.into())
+        }
         let confinement = self.confinement(std::process::id())?;
-        let report = confinement.enter(make_handed(&mut limited))?;
-        let left_out = [limited.left_out, report.left_out].concat();
-        Ok(Report { user: report.user, done: [limited.done, report.done].concat(), left_out })
+        let handed = make_handed(&mut report);
+        let steps = [
+            ("empty root", handed.root.is_some()),
+            ("own user", is_root),
+            ("no capabilities", true),
+            ("no new privileges", true),
+            ("nothing by name (Landlock)", handed.rules.is_some()),
+            ("system call filter", true),
+        ];
+        let left_out = confinement.enter(handed).map_err(ProgramError::Step)?;
+        let is_left_out = |step: &str| left_out.iter().any(|what| what.starts_with(step));
+        let done = steps.iter().filter(|(step, taken)| *taken && !is_left_out(step));
+        report.done.extend(done.map(|(step, _)| *step));
+        report.left_out.extend(left_out);
+        report.user = geteuid().as_raw();
+        Ok(report)
     }
 
     /// The same, but for one capability, without which the kernel does not do what it is asked over a socket that was opened before; and it does not
     /// end with its parent, whose end it sees: what it has made outside of itself it takes away then. Needs to be started as root.
-    pub fn enter_sandbox_keeping(self, kept: CapabilitySet) -> Result<Report, SandboxError> {
-        let threads = std::fs::read_dir("/proc/self/task").map_or(1, |tasks| tasks.count());
-        if threads > 1 {
-            return Err(SandboxError::Threads(threads));
-        }
+    pub fn enter_sandbox_keeping(self, kept: CapabilitySet) -> Result<Report, ProgramError> {
+        alone()?;
+        let capabilities = |e| ProgramError::Step(format!("capabilities: {e}"));
         let mut report = Report::default();
         limit(None, &mut report);
         let confinement = self.confinement(std::process::id())?;
         super::warm_up();
-        crate::sched::one_heap();
-        super::namespaces(&mut report);
-        note(&mut report, "empty root", empty_directory().and_then(super::become_root));
-        note(&mut report, "empty bounding set", super::empty_bounding_set());
-        set_keep_capabilities(true).map_err(SandboxError::Capabilities)?;
-        note(&mut report, "own user", super::become_user(confinement.user.0, confinement.user.1));
+        one_heap();
+        give_up(&mut report);
+        report.note("empty root", empty_directory().and_then(super::become_root));
+        set_keep_capabilities(true).map_err(capabilities)?;
+        report.note("own user", super::become_user(confinement.user.0, confinement.user.1));
         let none = CapabilitySet::empty();
         let sets = CapabilitySets { effective: kept, permitted: kept, inheritable: none };
-        set_capabilities(None, sets).map_err(SandboxError::Capabilities)?;
-        set_keep_capabilities(false).map_err(SandboxError::Capabilities)?;
+        set_capabilities(None, sets).map_err(capabilities)?;
+        set_keep_capabilities(false).map_err(capabilities)?;
         report.done.push("one capability");
         report.user = geteuid().as_raw();
-        set_parent_process_death_signal(None).map_err(SandboxError::Capabilities)?;
+        set_parent_process_death_signal(None).map_err(capabilities)?;
         let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
-        set_no_new_privs(true).map_err(SandboxError::NoNewPrivs)?;
+        set_no_new_privs(true).map_err(|e| ProgramError::Step(format!("no_new_privs: {e}")))?;
         report.done.push("no new privileges");
-        note(&mut report, "nothing by name (Landlock)", nothing_by_name().and_then(super::obey));
-        confinement.filters.iter().try_for_each(|filter| super::install(filter)).map_err(SandboxError::Seccomp)?;
+        report.note("nothing by name (Landlock)", nothing_by_name().and_then(super::obey));
+        confinement
+            .filters
+            .iter()
+            .try_for_each(|filter| super::install(filter))
+            .map_err(|e| ProgramError::Step(unfiltered(e)))?;
         report.done.push("system call filter");
         Ok(report)
     }
@@ -137,6 +172,24 @@ pub fn give_back_memory() {
     // SAFETY: it gives pages back that nobody has, under the allocator's own lock.
     unsafe {
         libc::malloc_trim(0);
+    }
+}
+
+/// All threads share one heap, as those of the switch do, which is started with it: glibc opens a file to decide whether a ninth may have its own, and another
+/// one before it makes any but the first smaller, as where a thread has ended; and the sandbox ends the process for that.
+fn one_heap() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: it sets a number of the allocator, under the allocator's own lock.
+    unsafe {
+        libc::mallopt(libc::M_ARENA_MAX, 1);
+    }
+}
+
+/// Whether nothing has the rights of this process but this thread.
+fn alone() -> Result<(), ProgramError> {
+    match std::fs::read_dir("/proc/self/task").map_or(1, |tasks| tasks.count()) {
+        1 => Ok(()),
+        threads => Err(ProgramError::Threads(threads)),
     }
 }
 
@@ -166,7 +219,8 @@ pub fn empty_directory() -> Result<OwnedFd, Errno> {
 }
 
 fn nameless_directory(path: &Path) -> Result<OwnedFd, Errno> {
-    rustix::fs::mkdir(path, Mode::empty())?;
+    // Root enters it without a capability, and becomes somebody else there.
+    rustix::fs::mkdir(path, Mode::RUSR | Mode::XUSR)?;
     let opened = rustix::fs::open(path, OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty());
     rustix::fs::rmdir(path)?;
     opened
@@ -176,10 +230,10 @@ fn nameless_directory(path: &Path) -> Result<OwnedFd, Errno> {
 /// descriptors, a limit of memory of its own. `None`: this process. The other has the limits that this one has.
 pub fn limit(process: Option<Pid>, report: &mut Report) {
     let set = |resource, limit| prlimit(process, resource, Rlimit { current: limit, maximum: limit }).map(drop);
-    note(report, "no core dumps", set(Resource::Core, Some(0)));
+    report.note("no core dumps", set(Resource::Core, Some(0)));
     // `None` is no limit.
     let memory = getrlimit(Resource::Data).maximum.map_or(most_memory(), |already| already.min(most_memory()));
-    note(report, "memory limit", set(Resource::Data, Some(memory)));
+    report.note("memory limit", set(Resource::Data, Some(memory)));
     let most = getrlimit(Resource::Nofile).maximum;
     if set(Resource::Nofile, most.map(|n| n.max(WANTED_DESCRIPTORS))).is_err() {
         let _ = set(Resource::Nofile, most);
@@ -204,16 +258,6 @@ fn find_user(passwd: &str, name: &str) -> Option<(u32, u32)> {
         let (user, group) = (fields.nth(1)?.parse().ok()?, fields.next()?.parse().ok()?);
         (user != 0 && group != 0).then_some((user, group))
     })
-}
-
-impl fmt::Display for Report {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "user {}, {}", self.user, self.done.join(", "))?;
-        if !self.left_out.is_empty() {
-            write!(f, "; without {}", self.left_out.join(", "))?;
-        }
-        Ok(())
-    }
 }
 
 #[cfg(test)]
