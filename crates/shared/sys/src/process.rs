@@ -334,11 +334,13 @@ mod tests {
             ("kill -TERM $$", None, Some(libc::SIGTERM), false),
             ("ulimit -c 0; kill -SEGV $$", None, Some(libc::SIGSEGV), false),
         ] {
-            let child = Command::new("sh").args(["-c", how]).stderr(std::process::Stdio::null()).spawn().unwrap();
+            let mut child = Command::new("sh").args(["-c", how]).stderr(std::process::Stdio::null()).spawn().unwrap();
             let (pidfd, mut process) = (PidFd::of(&child).unwrap(), Process::of(&child).unwrap());
             assert!(pidfd.has_ended_within(std::time::Duration::from_secs(20)));
             let ended = process.try_wait().unwrap().expect("it has ended");
             assert_eq!((ended.code(), ended.signal(), ended.core_dumped()), (code, signal, dumped), "{how}");
+            // Whoever comes first: this, or the thread that collects.
+            let _ = child.wait();
         }
     }
 

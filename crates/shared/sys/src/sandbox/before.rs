@@ -13,8 +13,11 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Each can be left out; its name in a report, and what it is.
-const STEPS: [(&str, fn() -> Result<(), Errno>); 5] = [
+/// Its name in a report, and what it is.
+type Step = (&'static str, fn() -> Result<(), Errno>);
+
+/// Each can be left out.
+const STEPS: [Step; 5] = [
     ("own network namespace", || unshare(UnshareFlags::NEWNET)),
     ("own IPC namespace", || unshare(UnshareFlags::NEWIPC)),
     ("own UTS namespace", || unshare(UnshareFlags::NEWUTS)),
