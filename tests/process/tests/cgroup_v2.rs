@@ -81,11 +81,12 @@ fn a_port_s_thread_works_in_the_threaded_group_of_its_vm() {
     let lasthop = Lasthop::start_with(&ports, &["--vm-cgroup", "--helpers", "none"]);
     groups.is_vm(true);
     let mut a = Guest::connect(&ports[0].socket, mac(1), Options::default());
-    wait_for("the port's thread to be in the VM's group", PATIENCE, || groups.threads().len() == 1);
-    assert_eq!(name_of(&lasthop, groups.threads()[0]), "port-a");
     groups.is_vm(false);
     let mut b = Guest::connect(&ports[1].socket, mac(2), Options::default());
+    // Its first packet starts the thread.
     a.greet(&mut b, 1);
+    wait_for("the port's thread to be in the VM's group", PATIENCE, || groups.threads().len() == 1);
+    assert_eq!(name_of(&lasthop, groups.threads()[0]), "port-a");
     // Nothing else is in the group: what it has used is what the port's thread has.
     let (before, cpu_before) = (groups.used_us(), lasthop.port("a")["cpu_ns"].as_u64().expect("a time"));
     (2..2000).for_each(|n| a.greet(&mut b, n));
@@ -97,6 +98,7 @@ fn a_port_s_thread_works_in_the_threaded_group_of_its_vm() {
     // A VM that is in no group of single threads, as the one that there is at the root.
     move_all_to(&groups.before);
     let mut a = Guest::connect(&ports[0].socket, mac(1), Options::default());
+    a.greet(&mut b, 2999);
     wait_for("it to be said", PATIENCE, || {
         lasthop.log().contains("this takes a threaded control group that holds lasthop")
     });
