@@ -14,6 +14,7 @@
 //! | `rules` | what somebody has told ports and lists: denials, forged addresses, VLANs, cables that are pulled |
 //! | `load` | rates, receivers, mirrors |
 //! | `bounds` | bounds of processor time |
+//! | `no_effect` | settings that do nothing where a port is, or keep its guest away |
 //! | `minimums` | minimum rates, and what uplinks take |
 //! | `tables` | addresses used twice, tables that are full |
 //! | `translation` | guests with an IOMMU of their own: pages that are not answered, not granted, or stale |
@@ -33,6 +34,7 @@ mod interface;
 mod load;
 mod minimums;
 mod moves;
+mod no_effect;
 mod offload;
 mod open_vswitch;
 mod processes;
@@ -151,6 +153,7 @@ fn report(facts: &Facts<'_>) -> Report {
         load::findings(facts),
         bounds::findings(facts),
         minimums::findings(facts),
+        no_effect::findings(facts),
     ];
     let concerns = |finding: &Finding| facts.named.is_none_or(|port| finding.concerns(port, facts));
     let findings = families.into_iter().flatten().filter(concerns).collect();

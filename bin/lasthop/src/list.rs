@@ -2,6 +2,7 @@
 
 use crate::SharedArgs;
 use crate::client::{CliError, Instance, collect};
+use crate::no_effect::{Note, notes};
 use crate::run::PACKET_PORT;
 use crate::settings::value_of;
 use crate::shares::{Share, shares};
@@ -20,6 +21,8 @@ struct Ports {
     rates: Vec<RatesOf>,
     /// By which weights guests share what several of them want.
     shares: Vec<Share>,
+    /// Settings that do nothing where their port is now, or that keep its guest away when it connects again.
+    no_effect: Vec<Note>,
 }
 
 /// `lasthop flow list --json`
@@ -68,15 +71,17 @@ pub fn ports(shared: &SharedArgs) -> Result<String, CliError> {
     let ports = all_ports(&mut instance)?;
     let interfaces = interfaces(&mut instance, &ports)?;
     let mirrors = instance.ask(async |c| c.mirror_list().await)?.mirrors;
-    let rates = instance.ask(async |c| c.stats().await)?.deciders.unwrap_or_default().rates;
-    let shares = shares(&ports);
-    shared.show(&Ports { ports, interfaces, rates, shares }, |p| {
+    let switch = instance.ask(async |c| c.stats().await)?;
+    let (shares, no_effect) = (shares(&ports), notes(&mut instance, &switch.host, &ports)?);
+    let rates = switch.deciders.unwrap_or_default().rates;
+    shared.show(&Ports { ports, interfaces, rates, shares, no_effect }, |p| {
         port_table(&p.ports, &p.interfaces)
             + &p.shares
                 .iter()
                 .filter(|of| of.weight != of.own)
                 .map(|of| format!("{}: {}\n", of.port, of.told()))
                 .collect::<String>()
+            + &p.no_effect.iter().map(|note| note.told() + "\n").collect::<String>()
             + &destinations(&p.ports, &mirrors)
             + &p.rates.iter().map(|of| format!("{}: {}\n", of.port, rates_of(of))).collect::<String>()
     })

@@ -19,6 +19,7 @@ mod mac;
 mod metrics;
 mod mirror;
 mod moved;
+mod no_effect;
 mod ovs;
 mod report;
 mod run;

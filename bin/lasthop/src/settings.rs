@@ -3,6 +3,8 @@
 use crate::SharedArgs;
 use crate::client::{CliError, Instance};
 use crate::declared::overruled;
+use crate::list::all_ports;
+use crate::no_effect::{Note, WATCHED, notes};
 use clap::Args;
 use lasthop_api::{Field, PortChanged, SwitchProxy};
 use lasthop_policy::{ENGINE, MAX_CPU, MAX_CPU_TO, MIN_RATE, PortSettings, RATE_TO, Rate, STATIC_MAC, StaticMac};
@@ -195,6 +197,10 @@ pub fn set(name: &str, settings: &SettingsArgs, shared: &SharedArgs) -> Result<S
     for line in of_file {
         eprintln!("lasthop: {line}");
     }
+    // The port is told all the same.
+    for note in effects(&mut instance, name, &fields).unwrap_or_default() {
+        eprintln!("lasthop: {note}");
+    }
     // What the port is told has no effect then.
     let mut of_ovs = None;
     if fields.iter().any(|field| matches!(field.name.as_str(), "rate-from" | RATE_TO)) {
@@ -203,6 +209,17 @@ pub fn set(name: &str, settings: &SettingsArgs, shared: &SharedArgs) -> Result<S
     }
     let note = of_ovs.map_or_else(String::new, |of| format!("{name}: {}\n", crate::list::rates_of(&of)));
     shared.show(&port, |p| format!("port {}{of_device}: {}\n{note}", p.name, told(&p.settings)))
+}
+
+/// What is to be known of these settings where the port is now.
+fn effects(instance: &mut Instance, name: &str, set: &[Field]) -> Result<Vec<String>, CliError> {
+    if !set.iter().any(|field| WATCHED.contains(&field.name.as_str())) {
+        return Ok(Vec::new());
+    }
+    let ports: Vec<_> = all_ports(instance)?.into_iter().filter(|port| port.name == name).collect();
+    let concerns = |note: &Note| set.iter().any(|field| note.concerns(&field.name));
+    let host = instance.ask(async |c| c.stats().await)?.host;
+    Ok(notes(instance, &host, &ports)?.iter().filter(|note| concerns(note)).map(Note::told).collect())
 }
 
 /// Tells a port all that: its engine last, for which another switch takes over, so that nothing has changed where the others are refused.

@@ -187,7 +187,7 @@ impl Share {
     pub fn told(&self) -> String {
         let least =
             self.least.map_or_else(String::new, |bits| format!(", at least {} of an uplink", Rate::of_bits(bits)));
-        format!("weight {} of {} of all guests{least}", self.weight, self.of)
+        format!("weight {} of {} of all guests, where they share{least}", self.weight, self.of)
     }
 }
 

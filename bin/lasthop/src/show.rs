@@ -6,6 +6,7 @@ mod screen;
 use crate::SharedArgs;
 use crate::client::{CliError, Instance, collect};
 use crate::list::{all_ports, interfaces};
+use crate::no_effect::{Note, Place};
 use crate::shares::{Share, shares};
 use clap::Args;
 use lasthop_api::{AclRule, Denied, Flow, Mac, Mirror, Port, PortConnections, RatesOf, Replaced, SwitchProxy, Uplink};
@@ -50,6 +51,12 @@ struct Shown {
     rates: Option<RatesOf>,
     /// By which weight its guest shares what several want; none of an uplink.
     share: Option<Share>,
+    /// What of its settings does nothing, as in `lasthop port list`.
+    no_effect: Vec<Note>,
+    /// The engine that polls its rings; none if it has a thread of its own.
+    polled_by: Option<String>,
+    /// Why interrupts of its guest are not held back, if they are not.
+    not_held_back: Option<String>,
 }
 
 /// `lasthop show PORT`
@@ -73,6 +80,9 @@ fn ask(instance: &mut Instance, name: &str) -> Result<Shown, CliError> {
         return Err(CliError::new(message));
     };
     let switch = instance.ask(async |c| c.stats().await)?;
+    let engines = instance.ask(async |c| c.engine_list().await)?;
+    let unknown = switch.host.vms_unknown.clone();
+    let place = Place { engines: &engines, vms_unknown: unknown.as_deref() };
     let macs = instance.ask(async |c| collect(c.mac_list().await, |page| page.macs).await)?;
     let rules = instance.ask(async |c| collect(c.acl_show(&[name], false).await, |page| page.rules).await)?;
     let mirrors = instance.ask(async |c| c.mirror_list().await)?.mirrors;
@@ -90,6 +100,9 @@ fn ask(instance: &mut Instance, name: &str) -> Result<Shown, CliError> {
         denied: switch.denied.into_iter().filter(|denied| denied.port == name).collect(),
         replaced: switch.replaced.into_iter().filter(|replaced| is_process_of(&replaced.process, name)).collect(),
         open_vswitch: switch.open_vswitch.is_some(),
+        no_effect: place.notes(&port),
+        polled_by: place.polled_by(&port),
+        not_held_back: place.not_held_back(&port),
         rates: switch.deciders.and_then(|deciders| deciders.rates.into_iter().find(|of| of.port == name)),
         share,
         port,

@@ -210,8 +210,12 @@ fn a_port_made_with_settings_never_goes_without() {
 /// It owes half a minute of its rate, and the switch has asked it not to kick.
 #[test]
 fn a_guest_that_is_held_by_its_rate_goes_on_when_that_is_lifted() {
+    [&[][..], &["--poll", "0"]].into_iter().for_each(goes_on_when_its_rate_is_lifted);
+}
+
+fn goes_on_when_its_rate_is_lifted(arguments: &[&str]) {
     let dir = scratch();
-    let lasthop = Lasthop::start(&["a", "b"].map(|name| Port::listen(name, dir.path())));
+    let lasthop = Lasthop::start_with(&["a", "b"].map(|name| Port::listen(name, dir.path())), arguments);
     let guest = |(name, n)| Guest::connect(&dir.path().join(format!("{name}.sock")), mac(n), Options::offloading());
     let [mut a, mut b] = [("a", 1), ("b", 2)].map(guest);
     ["a", "b"].iter().for_each(|name| lasthop.wait_for_state(name, "up"));
@@ -255,6 +259,114 @@ fn what_is_wrong_with_settings_is_said_and_nothing_changes() {
     assert_eq!(lasthop.port("a")["settings"], serde_json::json!([{"name": "vlan", "value": "10"}]));
 }
 
+/// What `lasthop port set` has to say beside what the port is told now.
+fn set(lasthop: &Lasthop, words: &[&str]) -> String {
+    let out = lasthop.try_command(&[&["port", "set"], words].concat());
+    let said = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert!(out.status.success(), "{words:?}: {said}");
+    said
+}
+
+fn is_said(said: &str, parts: &[&str]) {
+    parts.iter().for_each(|part| assert!(said.contains(part), "{part:?}? {said:?}"));
+}
+
+/// By the list, for people and programs, and on the port's own screen.
+fn is_shown(lasthop: &Lasthop, port: &str, parts: &[&str]) {
+    let list = lasthop.command(&["port", "list"]);
+    let line = list.lines().find(|line| line.starts_with(&format!("{port}: ")) && line.contains(parts[0]));
+    is_said(line.unwrap_or_else(|| panic!("no line: {list}")), parts);
+    let notes = lasthop.json(&["port", "list"])["no_effect"].clone();
+    let notes = notes.as_array().expect("a list");
+    assert!(
+        notes
+            .iter()
+            .any(|note| note["port"] == port && note["what"].as_str().is_some_and(|what| what.contains(parts[0]))),
+        "{notes:?}"
+    );
+    is_said(&lasthop.command(&["show", port]), parts);
+}
+
+/// By `lasthop doctor`, whose look takes a second.
+fn is_found(lasthop: &Lasthop, port: &str, kind: &str) {
+    let out = lasthop.try_command(&["doctor", port, "--for", "1"]);
+    is_said(&String::from_utf8_lossy(&out.stdout), &[kind]);
+}
+
+fn is_silent(lasthop: &Lasthop) {
+    assert_eq!(lasthop.json(&["port", "list"])["no_effect"], serde_json::json!([]));
+}
+
+/// Two guests that are connected.
+fn pair(arguments: &[&str]) -> (Lasthop, [Guest; 2], tempfile::TempDir) {
+    let dir = scratch();
+    let ports = ["a", "b"].map(|name| Port::listen(name, dir.path()));
+    let lasthop = Lasthop::start_with(&ports, arguments);
+    let guest = |n: usize| Guest::connect(&ports[n].socket, mac(n as u8 + 1), Options::default());
+    let guests = [guest(0), guest(1)];
+    ["a", "b"].iter().for_each(|name| lasthop.wait_for_state(name, "up"));
+    (lasthop, guests, dir)
+}
+
+/// A core that polls needs no kicks, and holds no interrupts back: who sets how many are gathered hears that, and so does whoever looks.
+#[test]
+fn batching_of_a_port_that_is_polled_is_said_to_do_nothing() {
+    let (lasthop, _guests, _dir) = pair(&["--poll", "0"]);
+    is_said(&lasthop.command(&["show", "a"]), &["poll-0 polls them, interrupts are not held back\n"]);
+    is_silent(&lasthop);
+    let receive = ["rx-batch does nothing now: poll-0 polls its rings", "not held back"];
+    let transmit = ["tx-batch does nothing now: poll-0 polls its rings", "need not kick"];
+    is_said(&set(&lasthop, &["a", "--rx-batch", "250,32"]), &receive);
+    is_said(&set(&lasthop, &["a", "--tx-batch", "250,32"]), &transmit);
+    [receive, transmit].iter().for_each(|parts| is_shown(&lasthop, "a", parts));
+    is_found(&lasthop, "a", "(no-effect)");
+    assert_eq!(set(&lasthop, &["a", "--isolated"]), "", "what was set before is not said again");
+    // With a thread of its own it has both.
+    lasthop.command(&["engine", "move", "a", "ports"]);
+    lasthop.wait_for_state("a", "up");
+    wait_for("the VM to be seen by the next switch", PATIENCE, || !lasthop.port("a")["vm"].is_null());
+    is_silent(&lasthop);
+    is_said(
+        &lasthop.command(&["show", "a"]),
+        &["kicks gathered for 250 us or 32 packets, interrupts for 250 us or 32 packets\n"],
+    );
+    // And not on the core again, which is what this sets.
+    is_said(&set(&lasthop, &["a", "--engine", "none"]), &[receive[0], transmit[0]]);
+    set(&lasthop, &["a", "--rx-batch", "off", "--tx-batch", "none"]);
+    is_silent(&lasthop);
+}
+
+#[test]
+fn interrupts_that_cannot_be_held_back_are_said_to_come_at_once() {
+    let (lasthop, _guests, _dir) = pair(&["--no-bpf"]);
+    is_said(&lasthop.command(&["show", "a"]), &["interrupts are not held back: it is not known when its VM runs"]);
+    let unknown = ["rx-batch does nothing now: it is not known when its VM runs", "interrupted whenever it wants"];
+    is_said(&set(&lasthop, &["a", "--rx-batch", "250,32"]), &unknown);
+    is_shown(&lasthop, "a", &unknown);
+    is_found(&lasthop, "a", "(no-effect)");
+    assert_eq!(set(&lasthop, &["b", "--tx-batch", "250,32"]), "", "that needs to know nothing");
+}
+
+/// A share is one of something that several want: with threads of their own ports have no other in common than slow receivers.
+#[test]
+fn a_share_that_nobody_else_has_a_part_of_is_said_to_count_only_at_slow_receivers() {
+    let slow = "its share counts only where a receiver or an uplink takes less than several send";
+    for (arguments, why) in [
+        (&["--helpers", "none"][..], ": it has a thread of its own"),
+        (&[], ", or one helper has several ports' rings"),
+    ] {
+        let (lasthop, _guests, _dir) = pair(arguments);
+        is_said(&set(&lasthop, &["a", "--weight", "300"]), &[slow, why]);
+        is_said(&set(&lasthop, &["b", "--priority", "1"]), &[slow, why]);
+        is_shown(&lasthop, "a", &[slow, why]);
+        let list = lasthop.command(&["port", "list"]);
+        assert!(list.contains("b: weight 4500 of 4800 of all guests, where they share\n"), "{list}");
+    }
+    let (lasthop, _guests, _dir) = pair(&["--poll", "0"]);
+    assert_eq!(set(&lasthop, &["a", "--weight", "300"]), "");
+    is_silent(&lasthop);
+}
+
 /// A port's rings are no longer than it is told: who wants longer ones hears why, and so does whoever looks at the port.
 #[test]
 fn rings_are_no_longer_than_the_port_is_told() {
@@ -263,8 +375,17 @@ fn rings_are_no_longer_than_the_port_is_told() {
     let lasthop = Lasthop::start_with(&ports, &[]);
     let sized = |size| Options::net(|n| n.size = size);
     let mut b = Guest::connect(&ports[1].socket, mac(2), sized(512));
+    lasthop.wait_for_state("b", "up");
     lasthop.command(&["port", "set", "a", "--max-ring", "256"]);
-    lasthop.command(&["port", "set", "b", "--max-ring", "64"]);
+    // One that is there already keeps longer ones, until it connects again: that is said.
+    let locked_out =
+        ["rings of 512 entries, more than max-ring=64", "refused when it connects again", "no shorter than 256"];
+    is_said(&set(&lasthop, &["b", "--max-ring", "64"]), &locked_out);
+    is_shown(&lasthop, "b", &locked_out);
+    is_found(&lasthop, "b", "(max-ring)");
+    is_said(&set(&lasthop, &["b", "--max-ring", "256"]), &["rx_queue_size=256,tx_queue_size=256"]);
+    assert_eq!(set(&lasthop, &["b", "--max-ring", "512"]), "");
+    set(&lasthop, &["b", "--max-ring", "64"]);
     // The second is there already, and keeps its rings. A front-end that comes with longer ones is refused.
     let wants = |size: u32| {
         let mut front = connect(&ports[0].socket);

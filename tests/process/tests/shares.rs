@@ -157,7 +157,10 @@ fn a_guest_gets_its_minimum_of_what_an_uplink_takes() {
             assert!(said.contains("70M at least"), "{said}");
         }
         let shown = rivals.lasthop.command(&["port", "list"]);
-        assert!(shown.contains("a: weight 240 of 300 of all guests, at least 70M of an uplink\n"), "{shown}");
+        assert!(
+            shown.contains("a: weight 240 of 300 of all guests, where they share, at least 70M of an uplink\n"),
+            "{shown}"
+        );
         minimums_are_kept(&mut rivals, &beyond, size);
     }
 }

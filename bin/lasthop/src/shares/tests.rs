@@ -113,10 +113,17 @@ fn shares_are_shown_beside_ports_own_weights() {
         port("net", 4, true, &[("rate-to", "100M")]),
     ];
     let told: Vec<_> = shares(&ports).iter().map(|of| (of.own, of.told())).collect();
-    let b = (100, "weight 40 of 300 of all guests".to_owned());
-    assert_eq!(told, [(100, "weight 220 of 300 of all guests, at least 60M of an uplink".to_owned()), b.clone(), b]);
+    let b = (100, "weight 40 of 300 of all guests, where they share".to_owned());
+    assert_eq!(
+        told,
+        [
+            (100, "weight 220 of 300 of all guests, where they share, at least 60M of an uplink".to_owned()),
+            b.clone(),
+            b
+        ]
+    );
     let nothing_said: Vec<_> = shares(&ports[..3]).iter().map(Share::told).collect();
-    assert_eq!(nothing_said, ["weight 100 of 300 of all guests"; 3]);
+    assert_eq!(nothing_said, ["weight 100 of 300 of all guests, where they share"; 3]);
 }
 
 proptest! {

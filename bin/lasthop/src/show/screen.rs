@@ -33,13 +33,14 @@ pub fn render(shown: &Shown) -> String {
     screen.part(&port.name, [place(port)]);
     screen.part("state", state(shown));
     let of_ovs = shown.rates.as_ref().map(crate::list::rates_of);
-    screen.part("settings", [crate::settings::told(&port.settings)].into_iter().chain(of_ovs));
+    let no_effect = shown.no_effect.iter().map(|note| note.what.clone());
+    screen.part("settings", [crate::settings::told(&port.settings)].into_iter().chain(of_ovs).chain(no_effect));
     screen.part("share", shown.share.as_ref().map(share));
     if port.device.is_none() && !port.uplink {
         screen.part("front-end", front_end(shown));
     }
     screen.part("interface", shown.interface.iter().flat_map(interface));
-    screen.part("queues", queues(port));
+    screen.part("queues", queues(shown));
     screen.part("addresses", addresses(shown));
     screen.part("lists", lists(shown));
     screen.part("mirrors", shown.mirrors.iter().map(|mirror| mirrored(mirror, &port.name)));
@@ -144,7 +145,8 @@ fn interface(of: &Uplink) -> Vec<String> {
     lines
 }
 
-fn queues(port: &Port) -> Vec<String> {
+fn queues(shown: &Shown) -> Vec<String> {
+    let port = &shown.port;
     let line = |queue: &lasthop_api::Queue| {
         let way = if queue.index.is_multiple_of(2) { "to guest" } else { "from guest" };
         let layout = if queue.packed { "packed" } else { "split" };
@@ -155,8 +157,17 @@ fn queues(port: &Port) -> Vec<String> {
     let mut lines: Vec<_> = port.queues.iter().map(line).collect();
     let batch =
         |batch: lasthop_api::Batching| format!("{} us or {}", batch.us, counted(batch.packets.into(), "packet"));
+    let kicks = match &shown.polled_by {
+        Some(by) => format!("{by} polls them"),
+        None => format!("kicks gathered for {}", batch(port.tx_batch)),
+    };
+    let interrupts = match &shown.not_held_back {
+        Some(_) if shown.polled_by.is_some() => "interrupts are not held back".to_owned(),
+        Some(why) => format!("interrupts are not held back: {why}"),
+        None => format!("interrupts for {}", batch(port.rx_batch)),
+    };
     if !port.uplink {
-        lines.push(format!("kicks gathered for {}, interrupts for {}", batch(port.tx_batch), batch(port.rx_batch)));
+        lines.push(format!("{kicks}, {interrupts}"));
     }
     lines
 }
@@ -371,7 +382,7 @@ mod tests {
             "vm1         port 3, lasthop listens on /run/vm1.sock, of vm\n",
             "state       up; its VM is running on CPU 5\n",
             "settings    told nothing\n",
-            "share       weight 220 of 300 of all guests, at least 70M of an uplink; its own is 100\n",
+            "share       weight 220 of 300 of all guests, where they share, at least 70M of an uplink; its own is 100\n",
             "front-end   MTU 1500; 512 MiB of memory in 2 regions\n",
             "queues      0 to guest: 256 entries, split, enabled\n            1 from guest: 256 entries, packed, not enabled\n",
             "addresses   1 of 4096 learned\n            52:54:00:00:00:01 in VLAN 10: seen 1.5s ago\n",
