@@ -53,7 +53,7 @@ pub use lasthop_harness::{Lasthop, Netns, Port, binary, proc, scratch, spawn, vs
 pub use pair::Pair;
 pub use plug::Plug;
 pub use release::{becomes, children, release, script, stays, upgrade_run};
-pub use rivals::Rivals;
+pub use rivals::{Rivals, is_fair};
 pub use scrape::{Exporter, Prometheus};
 pub use station::Station;
 pub use terminal::Terminal;

@@ -77,19 +77,24 @@ impl Site {
         }
     }
 
-    /// Waits until what was spent is the bound, and until `a` sends less beside its neighbour, which has as much of a busy host, than it did `before`.
-    fn keeps(&self, percent: f64, before: &Pace, when: &str) {
+    /// Waits until what was spent, as its thread (1) or whoever moved its packets (0) has it, is the bound, and until `a` sends less beside its neighbour, which
+    /// has as much of a busy host, than it did `before`.
+    fn keeps_of(&self, spent: usize, percent: f64, before: &Pace, when: &str) {
         let end = Instant::now() + WHEN_BUSY;
         loop {
             let (now, bound) = (self.pace(), self.bound("a"));
             println!("{when}: {now:?}, {bound}");
-            // There are no helpers, so it is its thread that takes all of it.
-            let is_kept = now.percents[1] <= percent * 1.25 && bound["missed_ms"].is_null();
+            let is_kept = now.percents[spent] <= percent * 1.25 && bound["missed_ms"].is_null();
             if is_kept && now.share < 0.6 * before.share && bound["packets_per_second"].as_u64() > Some(1000) {
                 return;
             }
             assert!(Instant::now() < end, "{when}: {now:?}, not {percent} %, {bound}: {}", self.lasthop.log());
         }
+    }
+
+    /// The same where there are no helpers, so it is its thread that takes all of it.
+    fn keeps(&self, percent: f64, before: &Pace, when: &str) {
+        self.keeps_of(1, percent, before, when);
     }
 }
 
@@ -134,10 +139,16 @@ fn when<T>(what: &str, mut look: impl FnMut() -> T, mut is_so: impl FnMut(&T) ->
 
 /// How much of a processor is a quarter of what `a` takes without a bound, in whole hundredths; and what it sends then. Waits until it gets so much that
 /// there is something to bound.
-fn a_quarter(site: &Site) -> (f64, Pace) {
-    let unbounded = when("a guest that takes something of a processor", || site.pace(), |pace| pace.percents[1] > 3.0);
+fn a_quarter_of(site: &Site, spent: usize) -> (f64, Pace) {
+    let unbounded =
+        when("a guest that takes something of a processor", || site.pace(), |pace| pace.percents[spent] > 3.0);
     println!("without a bound: {unbounded:?}");
-    ((unbounded.percents[1] / 4.0).ceil(), unbounded)
+    ((unbounded.percents[spent] / 4.0).ceil(), unbounded)
+}
+
+/// The same of what its thread takes.
+fn a_quarter(site: &Site) -> (f64, Pace) {
+    a_quarter_of(site, 1)
 }
 
 #[test]
@@ -165,6 +176,21 @@ fn a_guest_takes_no_more_than_its_bound() {
         let held_before = held();
         wait_for("it to send as much again", WHEN_BUSY, || site.pace().share > 0.75 * before.share);
         assert_eq!(held(), held_before, "it is held to nothing");
+    });
+    site.lasthop.check_sums();
+}
+
+/// A core that polls has its packets, and its neighbour's: what it spends on each is counted.
+#[test]
+#[ignore = "rarely breaks, and takes long; `cargo xtask test --long` runs it"]
+fn a_guest_that_is_polled_takes_no_more_than_its_bound() {
+    let site = Site::new(&["--poll", "0"]);
+    site.flooded(site.guests(), || {
+        let (most, before) = a_quarter_of(&site, 0);
+        site.lasthop.command(&["port", "set", "a", "--max-cpu", &most.to_string()]);
+        site.keeps_of(0, most, &before, "with a bound");
+        site.lasthop.command(&["port", "set", "a", "--max-cpu", "none"]);
+        wait_for("it to send as much again", WHEN_BUSY, || site.pace().share > 0.75 * before.share);
     });
     site.lasthop.check_sums();
 }

@@ -6,9 +6,12 @@ use lasthop_text::MacAddr;
 
 const NAMES: [&str; 3] = ["a", "b", "c"];
 
+/// With threads of ports and helpers, and with a core that polls.
+const ENGINES: [&[&str]; 2] = [&[], &["--poll", "0"]];
+
 /// Three guests, each of which the others know.
-fn site(dir: &std::path::Path) -> (Lasthop, [Guest; 3]) {
-    let lasthop = Lasthop::start(&NAMES.map(|name| Port::listen(name, dir)));
+fn site(dir: &std::path::Path, arguments: &[&str]) -> (Lasthop, [Guest; 3]) {
+    let lasthop = Lasthop::start_with(&NAMES.map(|name| Port::listen(name, dir)), arguments);
     let mut n = 0;
     let mut guests = NAMES.map(|name| {
         n += 1;
@@ -41,9 +44,13 @@ fn got(guest: &mut Guest, numbers: std::ops::Range<u32>, last: u32) -> u64 {
 
 #[test]
 fn what_a_port_floods_is_limited_and_what_is_for_one_is_not() {
+    ENGINES.into_iter().for_each(floods_are_limited);
+}
+
+fn floods_are_limited(arguments: &[&str]) {
     const SENT: u64 = 200;
     let dir = scratch();
-    let (lasthop, [mut a, mut b, mut c]) = site(dir.path());
+    let (lasthop, [mut a, mut b, mut c]) = site(dir.path(), arguments);
     assert_eq!(lasthop.command(&["port", "set", "a", "--storm", "1pps:20"]), "port a: storm=1pps:20\n");
     // Broadcasts, multicasts and what nobody is known for, in turns; each is for both of the others.
     let floods = [MacAddr::BROADCAST, MacAddr([1, 0, 0x5e, 1, 2, 3]), mac(77)];
@@ -87,8 +94,12 @@ fn what_a_port_floods_is_limited_and_what_is_for_one_is_not() {
 
 #[test]
 fn what_a_limited_guest_does_not_get_waits_or_is_counted_there() {
+    ENGINES.into_iter().for_each(what_is_more_waits_or_is_counted);
+}
+
+fn what_is_more_waits_or_is_counted(arguments: &[&str]) {
     let dir = scratch();
-    let (lasthop, [mut a, mut b, mut c]) = site(dir.path());
+    let (lasthop, [mut a, mut b, mut c]) = site(dir.path(), arguments);
     lasthop.command(&["port", "set", "b", "--rate-to", "1pps:5"]);
     // One that has something for others as well: these get all, and what b may not get is lost there sooner or later.
     for n in 0..200 {

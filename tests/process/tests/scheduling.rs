@@ -3,7 +3,9 @@
 use lasthop_frame::VnetHdr;
 use lasthop_sys::CpuList;
 use lasthop_tests_process::raw::peek;
-use lasthop_tests_process::{Guest, Lasthop, Options, PATIENCE, Port, mac, number_of, numbered, scratch, wait_for};
+use lasthop_tests_process::{
+    Guest, Lasthop, Options, PATIENCE, Port, is_fair, mac, number_of, numbered, scratch, wait_for,
+};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -130,16 +132,36 @@ fn helpers_are_there_if_wanted() {
 }
 
 /// While guests send much, helpers poll their rings and the guests need not kick; they are in the idle class, and take
-/// over whatever core they find free.
+/// over whatever core they find free. Without batches nothing else spares kicks, and helpers take their part of the work all the same.
 #[test]
 fn a_stream_is_taken_over_by_helpers() {
-    let mut pair = Pair::new(&[], [Options::default(); 2]);
-    let kicks = |pair: &Pair| pair.lasthop.port("a")["from_guest"]["notifications"].as_u64().unwrap();
-    let before = kicks(&pair);
-    pair.stream(100_000);
-    let after = kicks(&pair);
-    assert!(after - before < 50_000, "{} kicks for 100 000 frames", after - before);
-    pair.adds_up();
+    const FRAMES: u32 = 100_000;
+    for (arguments, most_kicks) in [(&[][..], FRAMES / 2), (&["--tx-batch", "off"], FRAMES)] {
+        let mut pair = Pair::new(arguments, [Options::default(); 2]);
+        let look = |pair: &Pair| {
+            let stats = pair.lasthop.json(&["stats"]);
+            let number = |of: &serde_json::Value| of.as_u64().unwrap();
+            let cpu = &stats["switch"]["cpu"];
+            let kicks = &pair.lasthop.port("a")["from_guest"]["notifications"];
+            [kicks, &cpu["helpers_ns"], &cpu["ports_ns"]].map(number)
+        };
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let before = look(&pair);
+            pair.stream(FRAMES);
+            let after = look(&pair);
+            let [kicks, helpers_ns, ports_ns] = [0, 1, 2].map(|n| after[n] - before[n]);
+            let seen =
+                format!("{arguments:?}: {kicks} kicks, {helpers_ns} ns of helpers, {ports_ns} of ports' threads");
+            println!("{seen}");
+            // Where others want all cores, it is a small part.
+            if kicks < u64::from(most_kicks) && helpers_ns > 1_000_000 {
+                break;
+            }
+            assert!(Instant::now() < end, "{seen}");
+        }
+        pair.adds_up();
+    }
 }
 
 /// What a guest sends behind a first frame waits for a timer of a second, unless the guest sleeps: then a helper on its core
@@ -542,7 +564,7 @@ fn guests_share_a_polling_core_by_their_weights() {
     ] {
         flood.lasthop.command(&["port", "set", port, setting, value]);
         let share = flood.fair_share();
-        assert!((share - large).abs() < 0.05 * large, "{port} has {setting} {value}: {share}, not {large}");
+        assert!(is_fair(share, large), "{port} has {setting} {value}: {share}, not {large}");
     }
     flood.lasthop.command(&["port", "set", "small", "--weight", "7"]);
     let list = flood.lasthop.command(&["port", "list"]);

@@ -1,7 +1,7 @@
 //! A receiver that is slower than its senders, a guest or a network, is theirs by their weights.
 
 use lasthop_tests_process::{
-    Guest, Lasthop, Netns, Options, PATIENCE, Port, Rivals, becomes, mac, release, scratch, wait_for,
+    Guest, Lasthop, Netns, Options, PATIENCE, Port, Rivals, becomes, is_fair, mac, release, scratch, wait_for,
 };
 use lasthop_text::MacAddr;
 use std::time::Duration;
@@ -39,19 +39,37 @@ fn dropped_as_rate(lasthop: &Lasthop, port: &str) -> u64 {
     drops.iter().find(|d| d["reason"] == "rate").map_or(0, |d| d["packets"].as_u64().unwrap_or(0))
 }
 
+/// The floor of who is to get little is looked at, too.
+#[test]
+fn who_starves_has_no_fair_share() {
+    for (part, due, fair) in [
+        (15.0 / 16.0, 15.0 / 16.0, true),
+        (1.0, 15.0 / 16.0, false),
+        (0.99, 15.0 / 16.0, false),
+        (0.01, 1.0 / 16.0, false),
+        (0.12, 1.0 / 16.0, false),
+        (0.29, 0.25, true),
+        (0.31, 0.25, false),
+    ] {
+        assert_eq!(is_fair(part, due), fair, "{part} of {due}");
+    }
+}
+
 /// A guest with a small ring.
 #[test]
 fn senders_of_a_slow_guest_get_shares_by_their_weights() {
-    for arguments in [&["--helpers", "none"][..], &[]] {
-        let mut rivals = rivals(None, arguments);
-        let socket = rivals.dir.path().join("sink.sock");
-        let mut sink = Guest::connect(&socket, mac(3), Options::net(|n| n.size = 64));
-        let [a, b] = &mut rivals.senders;
-        a.greet(&mut sink, 1);
-        b.greet(&mut sink, 2);
-        check(&mut rivals, &mut sink, 1_000_000, Duration::from_millis(1));
-        rivals.lasthop.check_sums();
-    }
+    [&["--helpers", "none"][..], &[]].into_iter().for_each(a_slow_guest_is_shared);
+}
+
+fn a_slow_guest_is_shared(arguments: &[&str]) {
+    let mut rivals = rivals(None, arguments);
+    let socket = rivals.dir.path().join("sink.sock");
+    let mut sink = Guest::connect(&socket, mac(3), Options::net(|n| n.size = 64));
+    let [a, b] = &mut rivals.senders;
+    a.greet(&mut sink, 1);
+    b.greet(&mut sink, 2);
+    check(&mut rivals, &mut sink, 1_000_000, Duration::from_millis(1));
+    rivals.lasthop.check_sums();
 }
 
 /// What priorities come to, the next program of `lasthop run` knows, and says so again when something else is set.
@@ -74,7 +92,8 @@ fn a_priority_holds_under_another_program() {
     };
     becomes(&rivals.lasthop, &release(rivals.dir.path(), "one"));
     set(&rivals, "a", "--rate-from", "100G");
-    share(&mut rivals, &mut sink, 0.95, "under another program");
+    // 15 times what the two below have together, one of which sends nothing.
+    share(&mut rivals, &mut sink, 24_000.0 / 25_500.0, "under another program");
     // From here on nobody comes before anybody else, and each has the share that its own weight says. Who was told of a larger one, for there was one below it, is
     // told of that.
     set(&rivals, "a", "--priority", "1");
