@@ -1,5 +1,5 @@
-//! What real guests show of the scheduler: kicks, interrupts, helpers, who pays. Two VMs live on while lasthop is started again and again, with
-//! one mechanism or another switched off; QEMU connects again by itself. Guests under emulation are slow, so batches last 5 ms here, and
+//! What real guests show of the scheduler: kicks, interrupts, helpers, who pays. Two VMs live on while one mechanism or another is switched off: batching by
+//! `lasthop port set`, the others by another lasthop, to which QEMU connects by itself. Guests under emulation are slow, so batches last 5 ms here, and
 //! what is asserted is several times apart.
 
 use lasthop_harness::{Lasthop, Nic, Port, Vm, VmConfig, checks, on_device, proc, scratch, wait_for};
@@ -186,8 +186,11 @@ impl Drop for Account {
 /// Kicks and interrupts a packet, while both guests have other things to do.
 fn batches(pair: &Pair) {
     let [a, b] = &pair.vms;
-    let kicks_and_interrupts = |what: &str, options: &[&str]| {
-        let lasthop = pair.with(&[&["--helpers", "none"], options].concat());
+    let lasthop = pair.with(&["--helpers", "none"]);
+    let kicks_and_interrupts = |what: &str, transmit: &str, receive: &str| {
+        for port in ["a", "b"] {
+            lasthop.command(&["port", "set", port, "--tx-batch", transmit, "--rx-batch", receive]);
+        }
         // A device does not know.
         let asleep = if on_device::is_on() { "-" } else { "blocked" };
         for vm in [a, b] {
@@ -203,13 +206,12 @@ fn batches(pair: &Pair) {
         let each = |n: u64| n as f64 / grown.packets as f64;
         [each(grown.kicks), each(grown.seen)]
     };
-    let off = ["--tx-batch", "off", "--rx-batch", "off"];
     // Where the host does other things a guest loses its core, and the switch takes that for sleep, before which nothing waits: such a round says nothing.
     let mut seen = Vec::new();
     let shown = (0..4).any(|_| {
-        let [kicks, interrupts] = kicks_and_interrupts("no batches", &off);
-        let [fewer, _] = kicks_and_interrupts("transmit batches", &["--tx-batch", "5000,64", "--rx-batch", "off"]);
-        let [_, held] = kicks_and_interrupts("receive batches", &["--tx-batch", "off", "--rx-batch", "5000,64"]);
+        let [kicks, interrupts] = kicks_and_interrupts("no batches", "off", "off");
+        let [fewer, _] = kicks_and_interrupts("transmit batches", "5000,64", "off");
+        let [_, held] = kicks_and_interrupts("receive batches", "off", "5000,64");
         seen.push([kicks, fewer, interrupts, held]);
         // Whom it does not see run it interrupts.
         fewer * 4.0 < kicks && (held * 3.0 < interrupts || on_device::is_on())
@@ -244,9 +246,14 @@ fn vms_pay(pair: &Pair) {
             let port = number(&lasthop.port(&pair.ports[i].name)["cpu_ns"]);
             [account.used_ns() as f64 - proc::cpu_ns(pair.vms[i].pid()) as f64, port as f64]
         };
-        let before = [read(&a, 0), read(&b, 1)];
+        let copied_ns = || [0, 1].map(|i| number(&lasthop.port(&pair.ports[i].name)["copied_ns"]));
+        let (before, copied) = ([read(&a, 0), read(&b, 1)], copied_ns());
         pair.frames(&lasthop, 5000, 100);
         let after = [read(&a, 0), read(&b, 1)];
+        let copied: Vec<_> = copied_ns().iter().zip(copied).map(|(now, before)| now - before).collect();
+        println!("copied to each: {copied:?} ns");
+        // Whoever pays: it is told at the receiver, 50 ns for each frame at the very least, and the sender has got hardly any.
+        assert!(copied[1] > 250_000 && copied[1] > 10 * copied[0], "{copied:?} ns");
         let [sender, receiver] = [0, 1].map(|i| [0, 1].map(|k| after[i][k] - before[i][k]));
         println!("accounts, {pays}: {sender:?}, {receiver:?}");
         let [on_account, used] = sender;

@@ -71,6 +71,16 @@ fn a_vm_s_frames_come_through_the_queue_that_is_kept_for_it() {
     let settings = lasthop.port("a")["settings"].clone();
     assert!(settings.to_string().contains("net:256"), "{settings}");
 
+    // What it sends goes out by no other, and what others send does not go by that.
+    let sent_by = |vm: &Vm| {
+        let before = carried(&lasthop);
+        pings(vm);
+        carried(&lasthop).iter().zip(&before).map(|(now, before)| now[1] - before[1]).collect::<Vec<_>>()
+    };
+    let (of_a, of_b) = (sent_by(&a), sent_by(&b));
+    assert!(of_a[own] >= 5 && of_a.iter().sum::<u64>() - of_a[own] < 5, "queue {own} is a's: {of_a:?}");
+    assert!(of_b.iter().sum::<u64>() >= 5 && of_b[own] == 0, "and b has no part of queue {own}: {of_b:?}");
+
     // However little it is that comes for it. Neighbours' questions, which are for all, go to the default queue.
     let (for_a, for_b) = (comes(&lasthop, &netns, &a, &mac, 200), comes(&lasthop, &netns, &b, &other, 40));
     assert!((200..220).contains(&for_a[own]), "queue {own} is a's: {for_a:?}");
