@@ -20,7 +20,7 @@ pub enum EngineCommand {
     /// Have ports' work done on these CPUs, too
     ///
     /// `poll`: a thread that does nothing else; such threads have all ports that are not set to `ports`. `helper`: idle cycles of the CPU are used, for ports with
-    /// threads of their own. `ports`: ports' own threads may run there. Another switch takes over from the one that runs, as with `lasthop upgrade`: packets pause, about 1 ms with few ports and 21 with 64;
+    /// threads of their own. `ports`: ports' own threads may run there. Another switch takes over from the one that runs, as with `lasthop upgrade`: packets pause, about 1 ms with few ports and 12 with 64;
     /// those that wait for control are lost, no others, and counters begin anew. It is remembered.
     #[command(after_help = "Examples:\n  lasthop engine add poll 3\n  lasthop engine add helper 4-7")]
     Add(ChangeArgs),

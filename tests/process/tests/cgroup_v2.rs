@@ -1,6 +1,6 @@
 //! Work in the VM's account with control groups of version 2, as hosts have them. The mounts are of one thread, and of what it starts.
 
-use lasthop_tests_process::{Guest, Lasthop, Options, PATIENCE, Port, mac, scratch, wait_for};
+use lasthop_tests_process::{Guest, Lasthop, Options, PATIENCE, Port, mac, numbered, scratch, wait_for};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -81,12 +81,13 @@ fn a_port_s_thread_works_in_the_threaded_group_of_its_vm() {
     let lasthop = Lasthop::start_with(&ports, &["--vm-cgroup", "--helpers", "none"]);
     groups.is_vm(true);
     let mut a = Guest::connect(&ports[0].socket, mac(1), Options::default());
-    groups.is_vm(false);
-    let mut b = Guest::connect(&ports[1].socket, mac(2), Options::default());
     // Its first packet starts the thread.
-    a.greet(&mut b, 1);
+    a.send(&numbered(mac(1), mac(2), 0, 60));
     wait_for("the port's thread to be in the VM's group", PATIENCE, || groups.threads().len() == 1);
     assert_eq!(name_of(&lasthop, groups.threads()[0]), "port-a");
+    groups.is_vm(false);
+    let mut b = Guest::connect(&ports[1].socket, mac(2), Options::default());
+    a.greet(&mut b, 1);
     // Nothing else is in the group: what it has used is what the port's thread has.
     let (before, cpu_before) = (groups.used_us(), lasthop.port("a")["cpu_ns"].as_u64().expect("a time"));
     (2..2000).for_each(|n| a.greet(&mut b, n));
