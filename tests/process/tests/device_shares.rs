@@ -64,7 +64,8 @@ fn two_guests_flood_a_third_and_have_shares_by_their_weights() {
         share(&mut rivals, [1000, 1000], 0.75, "three quarters");
         set(&rivals, "a", "--weight", "none");
         set(&rivals, "a", "--priority", "1");
-        share(&mut rivals, [1000, 1000], 15.0 / 16.0, "before the other");
+        // 15 times what the two ports below would have together, of which the receiver is one.
+        share(&mut rivals, [1000, 1000], 30.0 / 31.0, "before the other");
     }
 }
 

@@ -1,10 +1,12 @@
 //! A receiver that is slower than its senders, a guest or a network, is theirs by their weights.
 
+use lasthop_frame::VnetHdr;
 use lasthop_tests_process::{
-    Guest, Lasthop, Netns, Options, PATIENCE, Port, Rivals, becomes, is_fair, mac, release, scratch, wait_for,
+    Guest, Lasthop, Netns, Options, PATIENCE, Port, Rivals, becomes, is_fair, mac, number_of, numbered, release,
+    scratch, wait_for,
 };
 use lasthop_text::MacAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Packets wait for seconds: so no sender loses what it has in its ring, however slow the machine makes a receiver.
 const WAIT: [&str; 2] = ["--congestion", "1000"];
@@ -120,6 +122,58 @@ fn senders_to_a_slow_network_get_shares_by_their_weights() {
         sender.greet_when_back(&mut sink, 100 * n);
     }
     check(&mut rivals, &mut sink, 4_000_000, Duration::from_micros(50));
+}
+
+/// A third guest says something to the network that two flood: it waits for what is on its way of theirs, and not for all that they have in their rings, which
+/// is 2 MB. What comes meanwhile says how long that is, whatever else runs on the processors.
+#[test]
+#[ignore = "rarely breaks, and takes long; `cargo xtask test --long` runs it"]
+fn what_a_third_guest_sends_to_a_flooded_network_waits_for_its_share_and_no_longer() {
+    let beyond = Beyond::new();
+    beyond.netns.shell("tc qdisc add dev v0 root tbf rate 100mbit burst 10kb limit 4mb");
+    let mut rivals = rivals(Some(&beyond.netns), &["--uplink", "net=v0,af_packet,queues=1", "--helpers", "none"]);
+    for lasthop in [&beyond.outside, &rivals.lasthop] {
+        lasthop.wait_for_state("net", "up");
+    }
+    let mut sink = Guest::connect(&beyond.port.socket, MacAddr([2, 0, 0, 0, 0, 9]), Options::net(|n| n.size = 1024));
+    let mut asker = Guest::connect(&rivals.dir.path().join("sink.sock"), mac(3), Options::default());
+    for (n, sender) in (1..).zip(rivals.senders.iter_mut().chain([&mut asker])) {
+        sender.greet_when_back(&mut sink, 100 * n);
+    }
+    let all = overtaken(&mut rivals.senders, &mut asker, &mut sink);
+    println!("bytes that come before what the third sends: {all:?}");
+    // Where its thread does not get to run, because others want the processors, it is more: in the middle.
+    assert!(all[all.len() / 2] < 1_000_000, "{all:?}");
+}
+
+/// How many bytes of two that flood come while what the third has sent is on its way, time after time; the least first.
+fn overtaken(senders: &mut [Guest; 2], asker: &mut Guest, sink: &mut Guest) -> Vec<usize> {
+    const ASKED: usize = 50;
+    let frames = [0, 1].map(|n: usize| numbered(senders[n].mac, sink.mac, 10, 1000));
+    let (mut all, mut number, mut asked) = (Vec::new(), 1000, None);
+    let end = Instant::now() + 3 * PATIENCE;
+    while all.len() < ASKED {
+        assert!(Instant::now() < end, "{} of {ASKED} came: {all:?}", all.len());
+        for (sender, frame) in senders.iter_mut().zip(&frames) {
+            while sender.try_send(VnetHdr::default(), frame) {}
+        }
+        let came = asked.get_or_insert_with(|| {
+            number += 1;
+            asker.send(&numbered(asker.mac, sink.mac, number, 100));
+            0
+        });
+        let mut is_here = false;
+        while let Some((_, frame)) = sink.try_recv() {
+            is_here |= number_of(&frame) == Some(number);
+            *came += if is_here { 0 } else { frame.len() };
+        }
+        if is_here {
+            all.extend(asked.take());
+        }
+        std::thread::sleep(Duration::from_micros(50));
+    }
+    all.sort_unstable();
+    all
 }
 
 /// An uplink `net`, and a lasthop beyond it with a port `outside`.
