@@ -82,8 +82,10 @@ impl PortEntry {
         match event {
             Event::Kick { queue, fd } => {
                 // The guest's buffers being there is no news to us: we look when we have something for it.
-                if queue % 2 == 1 {
-                    workers.attach(port, queue as u16, fd);
+                if queue % 2 == 1
+                    && let Err(error) = workers.attach(port, queue as u16, fd)
+                {
+                    self.say(Level::Error, format!("no thread for this port: {error}"));
                 }
                 port.refresh();
                 return false;
@@ -154,7 +156,11 @@ impl PortEntry {
 
     /// Has a warning about the port written to the log, which its front-end or guest may have caused.
     pub fn warn(&self, line: String) {
-        self.datapath.say(self.port.id, Level::Warn, line);
+        self.say(Level::Warn, line);
+    }
+
+    fn say(&self, level: Level, line: String) {
+        self.datapath.say(self.port.id, level, line);
     }
 
     /// A ring broke under traffic: says so once, for the log and for `lasthop port list`.

@@ -14,6 +14,7 @@ use lasthop_ipc::{
     ChannelError, DatapathRequest, FromControl, SupervisorToSwitch, SwitchSettings, SwitchToSupervisor, ToControl,
     UpcallPacket,
 };
+use lasthop_schedule::policy::Hysteresis;
 use lasthop_schedule::{Settings, Workers};
 use lasthop_sys::{Beat, Epoll, Foreign, Trigger};
 use lasthop_types::{DropReason, Level, PortId};
@@ -50,7 +51,6 @@ const ADDRESS_SPACE: u64 = 1 << 46;
 const SUPERVISOR: u64 = 0;
 const CONTROL: u64 = 1;
 const NEWS: u64 = 2;
-const WORKERS: u64 = 3;
 const FIRST_PORT: u64 = 1 << 32;
 
 /// The switch but for its workers.
@@ -99,15 +99,23 @@ impl Server {
             warn(format!("not known what cores and VMs do: {error}"));
             None
         });
-        let max_guest_memory = told.max_guest_memory;
-        let workers = Workers::start(&datapath, Settings { told, view, prompter })?;
+        let (base_ns, limit_ns) = told.hysteresis_us;
+        let settings = Settings {
+            helpers: told.helpers,
+            poll: told.poll,
+            hysteresis: Hysteresis { base_ns: u64::from(base_ns) * 1000, limit_ns: u64::from(limit_ns) * 1000 },
+            view,
+            prompter,
+            not_idle: told.not_idle,
+            cgroup_accounting: told.cgroup_accounting,
+            drawn_timer: told.drawn_timer,
+        };
         let epoll = Epoll::new()?;
         epoll.add(&supervisor, SUPERVISOR, Trigger::Level)?;
         epoll.add(datapath.news(), NEWS, Trigger::Level)?;
-        epoll.add(&workers.kicks, WORKERS, Trigger::Level)?;
         Ok(Self {
             journal: journal.map(map_journal).transpose()?,
-            workers,
+            workers: Workers::start(&datapath, settings)?,
             forwarder: Forwarder::new(datapath.clone(), CACHE_ENTRIES),
             epoll,
             supervisor,
@@ -120,7 +128,7 @@ impl Server {
             ports: BTreeMap::new(),
             removed: Removed::default(),
             next_to_report: PortId(0),
-            max_guest_memory,
+            max_guest_memory: told.max_guest_memory,
             upcalls_wait: false,
             to_look: BTreeSet::new(),
             stop: false,
@@ -143,7 +151,6 @@ impl Server {
                     SUPERVISOR => self.hear_supervisor()?,
                     CONTROL => self.woken_by_control(),
                     NEWS => self.hear_news(),
-                    WORKERS => self.workers.woken(),
                     token => self.hear_port(PortId(token as u32)),
                 }
             }
@@ -274,6 +281,9 @@ impl Server {
             Ok(true) => self.report(id),
             Ok(false) => {}
             Err(error) => self.disconnect(id, &error),
+        }
+        for (port, thread) in self.workers.take_started() {
+            self.unsent.thread(port, thread);
         }
     }
 
@@ -536,7 +546,6 @@ impl Server {
 
     /// Tells the supervisor what has not been sent yet, as far as there is room.
     fn report_to_supervisor(&mut self) {
-        self.workers.news.drain(..).for_each(|(port, thread, used_ns)| self.unsent.thread(port, thread, used_ns));
         let was_full = self.unsent.is_full();
         if let Err(error) = self.unsent.send(&mut self.supervisor, &self.datapath) {
             crate::last_words(&format!("ERROR supervisor not told: {error}"));

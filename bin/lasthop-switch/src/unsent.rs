@@ -21,9 +21,9 @@ pub struct Unsent {
 }
 
 impl Unsent {
-    /// The port has this thread now, or none (0), and those before it have used so much.
-    pub fn thread(&mut self, port: PortId, thread: i32, used_ns: u64) {
-        self.news.insert((port, false), SwitchToSupervisor::Thread(port, thread, used_ns));
+    /// The port has this thread now.
+    pub fn thread(&mut self, port: PortId, thread: i32) {
+        self.news.insert((port, false), SwitchToSupervisor::Thread(port, thread));
     }
 
     /// The port's connection ended.
@@ -90,7 +90,7 @@ mod tests {
             unsent.send(&mut channel, &datapath).unwrap();
         }
         unsent.closed(PortId(2), "the only end of port 2".into());
-        unsent.thread(PortId(2), 77, 5);
+        unsent.thread(PortId(2), 77);
         unsent.send(&mut channel, &datapath).unwrap();
         assert!(unsent.is_full() && unsent.news.len() <= 3, "two of port 2, one of port 1 besides that: {unsent:?}");
         let mut heard = Vec::new();
@@ -107,11 +107,11 @@ mod tests {
             |port, reason: &str| SwitchToSupervisor::ConnectionClosed { port: PortId(port), reason: reason.into() };
         assert!(heard.contains(&closed(1, "end 9999")), "the newest");
         assert!(heard.contains(&closed(2, "the only end of port 2")));
-        assert!(heard.contains(&SwitchToSupervisor::Thread(PortId(2), 77, 5)));
+        assert!(heard.contains(&SwitchToSupervisor::Thread(PortId(2), 77)));
         // A port that was removed is nobody's business any more.
         unsent.closed(PortId(3), "gone".into());
         unsent.forget(PortId(3));
-        unsent.thread(PortId(3), 78, 0);
+        unsent.thread(PortId(3), 78);
         unsent.forget(PortId(3));
         assert!(unsent.pop(&datapath).is_none());
     }

@@ -8,11 +8,6 @@ fn every_letter_arrives() {
 }
 
 #[test]
-fn no_letter_is_left_in_a_closed_mailbox() {
-    mailboxes::no_letter_is_left_in_a_closed_mailbox();
-}
-
-#[test]
 fn who_is_named_is_named_back() {
     locks::who_is_named_is_named_back();
 }

@@ -168,8 +168,7 @@ fn the_processes_of_uplinks_count() {
     let before = uplinks();
     let stats = check(&lasthop);
     between(before, ns(&stats["switch"]["cpu"]["uplinks_ns"]), uplinks());
-    // Until something comes from the network it has none.
-    assert_ne!(stats["ports"][0]["cpu_ns"], 0, "{stats}");
+    assert!(ns(&stats["ports"][0]["cpu_ns"]) > 0, "{stats}");
 }
 
 /// Two guests send to three, one of which gets packets of both.

@@ -106,8 +106,7 @@ fn ports_work_for_their_vms_under_another_program() {
     let works_there = |port: &str| port_thread(&lasthop, port).is_some_and(|thread| group.tasks().contains(&thread));
     let connect = |n: usize, port: &str| {
         group.joined(|| {
-            let mut guest = Guest::connect(&ports[n].socket, mac(n as u8 + 1), Options::default());
-            guest.send(&numbered(guest.mac, mac(9), 0, 60));
+            let guest = Guest::connect(&ports[n].socket, mac(n as u8 + 1), Options::default());
             wait_for("the port's thread to be in the group", PATIENCE, || works_there(port));
             guest
         })
@@ -122,7 +121,6 @@ fn ports_work_for_their_vms_under_another_program() {
     // Threads of another switch work for the VMs of connections that there were before.
     group.joined(|| {
         lasthop.command(&["upgrade", "--only", "switch", "--all", "--programs", two.to_str().unwrap()]);
-        a.greet(&mut b, 2);
         wait_for("the new threads to be in the group", PATIENCE, || works_there("a") && works_there("b"));
     });
     a.greet_when_back(&mut b, 2);
@@ -152,8 +150,7 @@ fn a_vm_that_floods_beyond_its_limit_slows_itself() {
     let ports = ["flood", "victim", "a", "b"].map(|name| Port::listen(name, dir.path()));
     let lasthop = Lasthop::start_with(&ports, &["--vm-cgroup", "--helpers", "none"]);
     let flooder = group.joined(|| {
-        let mut flooder = Guest::connect(&ports[0].socket, mac(1), Options::default());
-        flooder.send(&numbered(mac(1), mac(9), 0, 60));
+        let flooder = Guest::connect(&ports[0].socket, mac(1), Options::default());
         wait_for("the port's thread to be in the group", PATIENCE, || {
             port_thread(&lasthop, "flood").is_some_and(|thread| group.tasks().contains(&thread))
         });
@@ -203,8 +200,7 @@ fn a_flooder_that_is_stopped_lets_go_of_what_others_wait_for() {
     let lasthop = Lasthop::start_with(&ports, &["--vm-cgroup", "--helpers", "none"]);
     let in_group = || port_thread(&lasthop, "flood").is_some_and(|thread| group.tasks().contains(&thread));
     let mut flooder = group.joined(|| {
-        let mut flooder = Guest::connect(&ports[0].socket, mac(1), Options::default());
-        flooder.send(&numbered(mac(1), mac(9), 0, 60));
+        let flooder = Guest::connect(&ports[0].socket, mac(1), Options::default());
         wait_for("the port's thread to be in the group", PATIENCE, in_group);
         flooder
     });

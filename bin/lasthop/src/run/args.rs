@@ -166,7 +166,6 @@ impl RunArgs {
             not_idle: helper_class == "normal",
             cgroup_accounting: self.vm_cgroup,
             drawn_timer: tx_timer == "hyper-switch",
-            idle_us: self.scheduling.thread_idle.saturating_mul(1000),
             patience_ms: (congestion.0, congestion.1),
             max_guest_memory: self.max_guest_memory.and_then(Size::bytes).unwrap_or_else(host_memory),
             max_flows: self.device_rules.unwrap_or(MAX_FLOWS),
@@ -221,9 +220,6 @@ pub struct Scheduling {
     /// Microseconds a helper looks for more packets before it sleeps, and the most it does so while packets come often
     #[arg(long, value_name = "US[,US]", default_value = "5,50", value_parser = parse_hysteresis, allow_negative_numbers = true)]
     pub hysteresis: Pair,
-    /// Milliseconds after which a port's thread that has nothing to do ends
-    #[arg(long, value_name = "MS", default_value_t = 10_000, hide = true)]
-    pub thread_idle: u32,
     /// The scheduling class of helpers. "normal": they compete with whatever else wants their core, instead of giving it up at once
     #[arg(long, value_name = "CLASS", default_value = "idle", value_parser = ["idle", "normal"])]
     pub helper_class: String,

@@ -23,8 +23,6 @@ pub struct CgroupAccounting {
     lifted: BTreeMap<u32, Lifted>,
     /// Ports of which that has been said.
     said: BTreeSet<u32>,
-    /// Processes in whose control groups ports' threads work, as the log has it: threads come and go.
-    placed: BTreeMap<u32, u32>,
 }
 
 /// What another program of this process goes on with: processes of VMs by ports, and ports of which something has been said.
@@ -86,7 +84,6 @@ impl CgroupAccounting {
         self.vms.remove(&port);
         self.lifted.remove(&port);
         self.said.remove(&port);
-        self.placed.remove(&port);
     }
 
     /// Puts the port's thread, which has just been started or works for another VM now, where it belongs. Its number is the
@@ -97,9 +94,7 @@ impl CgroupAccounting {
         let results = self.put(thread, &groups(of));
         self.lifted.remove(&port);
         if results.iter().any(Result::is_ok) {
-            if self.placed.insert(port, of) != Some(of) {
-                info!("the thread of port {port} works in the control group of process {of}");
-            }
+            info!("the thread of port {port} works in the control group of process {of}");
         } else if let Some(Err((file, error))) = results.first()
             && !std::mem::replace(&mut self.complained, true)
         {

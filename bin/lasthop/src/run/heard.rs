@@ -28,7 +28,7 @@ impl Supervisor {
                     self.switch.set_ready();
                     self.announce();
                 }
-                SwitchToSupervisor::Thread(port, thread, used_ns) => self.hear_thread(port, thread, used_ns),
+                SwitchToSupervisor::Thread(port, thread) => self.hear_thread(port, thread),
                 SwitchToSupervisor::Log(line) => self.write_for_switch(&line, Instant::now()),
                 SwitchToSupervisor::ControlBroke(what) => {
                     warn!("lasthop-control {what}; killing it");
@@ -66,11 +66,11 @@ impl Supervisor {
     }
 
     /// The switch's word: of ports that are none nothing is kept, or it could have us keep as much as it likes.
-    pub(super) fn hear_thread(&mut self, port: PortId, thread: i32, used_ns: u64) {
+    pub(super) fn hear_thread(&mut self, port: PortId, thread: i32) {
         if !self.ports.contains_key(&port.0) && !self.uplinks.contains_key(&port.0) {
             return;
         }
-        self.port_threads.heard(port.0, thread, used_ns);
+        self.port_threads.started(port.0, thread);
         if let (Some(cgroup_accounting), Some(thread)) =
             (&mut self.cgroup_accounting, self.port_threads.of(port.0, self.switch.pid()))
         {

@@ -31,76 +31,39 @@ impl Thread {
     }
 }
 
-/// Which thread works for which port. Ports whose guests are silent have none.
+/// Which thread works for which port.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct PortThreads {
-    numbers: BTreeMap<u32, i32>,
-    /// Processor time that each port's threads had used when it was looked at last or the switch said so, in nanoseconds. It is told of those that have ended
-    /// after they have: without this it would go back meanwhile.
-    #[serde(skip)]
-    seen_ns: BTreeMap<u32, u64>,
-    /// What those have used that were there before these, by the switch's word.
-    #[serde(skip)]
-    before_ns: BTreeMap<u32, u64>,
-}
+pub struct PortThreads(BTreeMap<u32, i32>);
 
 impl PortThreads {
-    /// The port has this thread now, or none (0), and those before it have used so much.
-    pub fn heard(&mut self, port: u32, number: i32, before_ns: u64) {
-        match number {
-            0 => self.numbers.remove(&port),
-            number => self.numbers.insert(port, number),
-        };
-        self.before_ns.insert(port, before_ns);
-        self.see(port, before_ns);
-    }
-
-    fn see(&mut self, port: u32, ns: u64) {
-        let seen = self.seen_ns.entry(port).or_default();
-        *seen = ns.max(*seen);
-    }
-
-    /// What threads before those that there are have used, by port.
-    pub fn before_ns(&self) -> &BTreeMap<u32, u64> {
-        &self.before_ns
-    }
-
-    /// The same, as the program before this one knew it.
-    pub fn set_before_ns(&mut self, before_ns: BTreeMap<u32, u64>) {
-        (self.before_ns, self.seen_ns) = (before_ns.clone(), before_ns);
-    }
-
-    /// Processor time that each port's threads have used, in nanoseconds. `of`: what one that there is has, if it has not just ended.
-    pub fn times(&mut self, of: impl Fn(i32) -> Option<u64>) -> &BTreeMap<u32, u64> {
-        for (port, number) in self.numbers.clone() {
-            if let Some(ns) = of(number) {
-                self.see(port, self.before_ns.get(&port).copied().unwrap_or(0).saturating_add(ns));
-            }
-        }
-        &self.seen_ns
+    /// The port's thread has been started.
+    pub fn started(&mut self, port: u32, number: i32) {
+        self.0.insert(port, number);
     }
 
     /// The port that this thread of the switch works for.
     pub fn port(&self, number: i32) -> Option<u32> {
-        self.numbers.iter().find_map(|(port, thread)| (*thread == number).then_some(*port))
+        self.0.iter().find_map(|(port, thread)| (*thread == number).then_some(*port))
     }
 
     /// The port is gone; so is its thread.
     pub fn forget(&mut self, port: u32) {
-        self.numbers.remove(&port);
-        self.before_ns.remove(&port);
-        self.seen_ns.remove(&port);
+        self.0.remove(&port);
     }
 
     /// The switch is gone, and its threads with it.
     pub fn forget_all(&mut self) {
-        *self = Self::default();
+        self.0.clear();
     }
 
     /// The thread of a port in this switch, if it has one.
     pub fn of(&self, port: u32, switch: Option<u32>) -> Option<Thread> {
-        Some(Thread { process: switch?, number: *self.numbers.get(&port)? })
+        Some(Thread { process: switch?, number: *self.0.get(&port)? })
+    }
+
+    /// Each port with a thread, and the thread's number.
+    pub fn iter(&self) -> impl Iterator<Item = (u32, i32)> + '_ {
+        self.0.iter().map(|(port, number)| (*port, *number))
     }
 }
 
@@ -126,31 +89,11 @@ mod tests {
     #[test]
     fn threads_come_and_go_with_their_port_and_their_switch() {
         let mut threads = PortThreads::default();
-        threads.heard(3, 17, 0);
-        threads.heard(4, 18, 0);
+        threads.started(3, 17);
+        threads.started(4, 18);
         assert_eq!(threads.of(3, Some(9)), Some(Thread { process: 9, number: 17 }));
         assert_eq!((threads.of(3, None), threads.of(5, Some(9))), (None, None));
         assert_eq!((threads.port(18), threads.port(19)), (Some(4), None));
-        let times = |threads: &mut PortThreads| {
-            let of = |number| (number != 19).then_some(100);
-            threads.times(of).iter().map(|(port, ns)| (*port, *ns)).collect::<Vec<_>>()
-        };
-        assert_eq!(times(&mut threads), [(3, 100), (4, 100)]);
-        // It has ended, a little later than when somebody looked. Another one comes, of which nothing can be seen, and one more.
-        threads.heard(3, 0, 103);
-        assert_eq!(
-            (threads.of(3, Some(9)), threads.port(17), times(&mut threads)),
-            (None, None, vec![(3, 103), (4, 100)])
-        );
-        threads.heard(3, 19, 103);
-        assert_eq!((threads.port(19), times(&mut threads)), (Some(3), vec![(3, 103), (4, 100)]));
-        threads.heard(3, 20, 153);
-        // Said twice, it is the same.
-        threads.heard(3, 20, 153);
-        assert_eq!(times(&mut threads), [(3, 253), (4, 100)]);
-        let mut resumed: PortThreads = serde_json::from_str(&serde_json::to_string(&threads).unwrap()).unwrap();
-        resumed.set_before_ns(threads.before_ns().clone());
-        assert_eq!(times(&mut resumed)[0], (3, 253));
         threads.forget(3);
         assert_eq!((threads.of(3, Some(9)), threads.of(4, Some(9)).is_some()), (None, true));
         threads.forget_all();

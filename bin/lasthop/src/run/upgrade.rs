@@ -121,7 +121,7 @@ pub(super) struct Upgrade {
     /// For how long each port's packets did not move, in nanoseconds.
     pauses: BTreeMap<u32, Option<u64>>,
     /// Threads of ports in the switch to come.
-    threads: BTreeMap<u32, (i32, u64)>,
+    threads: BTreeMap<u32, i32>,
     until: Instant,
     /// While rings stand still: for how long all else waits.
     hurries: Option<Instant>,
@@ -342,9 +342,9 @@ impl Supervisor {
                 self.take_step(Step::Prepare);
             }
             // Its word: of ports that are none nothing is kept.
-            SwitchToSupervisor::Thread(port, thread, used_ns) => {
+            SwitchToSupervisor::Thread(port, thread) => {
                 if upgrade.ports.contains(&port.0) {
-                    upgrade.threads.insert(port.0, (thread, used_ns));
+                    upgrade.threads.insert(port.0, thread);
                 }
             }
             // A port that is not prepared yet may stay behind; its session process will say so, or that it cannot go.
@@ -465,8 +465,8 @@ impl Supervisor {
         // First: where threads may run depends on it.
         engines.into_iter().for_each(|engines| self.take_on(engines));
         self.port_threads.forget_all();
-        for (port, (thread, used_ns)) in threads {
-            self.hear_thread(PortId(port), thread, used_ns);
+        for (port, thread) in threads {
+            self.hear_thread(PortId(port), thread);
         }
         self.take_step(Step::Leave);
     }

@@ -45,8 +45,6 @@ pub struct SwitchSettings {
     pub cgroup_accounting: bool,
     /// The transmit timer is started as the thesis' figure 4.3 draws it.
     pub drawn_timer: bool,
-    /// Microseconds without work after which a port's thread ends.
-    pub idle_us: u32,
     /// Milliseconds that packets wait for receivers without buffers: alone, and with others behind them.
     pub patience_ms: (u32, u32),
     /// Most memory that one front-end may have mapped, in bytes.
@@ -88,9 +86,8 @@ pub enum SwitchToSupervisor {
         /// One line for the log.
         reason: String,
     },
-    /// The port has a thread of its own now, with this number, or none any more (0); and nanoseconds of processor time that those before it have used
-    /// together.
-    Thread(PortId, i32, u64),
+    /// The port has a thread of its own now, with this number.
+    Thread(PortId, i32),
     /// Control has written what cannot be into the rings, which is not read any further: it has to be replaced. What it was, for the log.
     ControlBroke(String),
     /// A line for the log: the switch writes none itself.

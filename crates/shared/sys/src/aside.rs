@@ -6,37 +6,36 @@
 //! one of these for each port that has had a peer: one that is stuck holds up that port's descriptors and nobody else's.
 
 use crate::signal_cost::SignalCost;
-use std::any::Any;
-use std::collections::VecDeque;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// What takes longer than this to be dropped is not what a VM's front-end sends. And after so long with nothing to drop the thread ends.
+/// What takes longer than this to be dropped is not what a VM's front-end sends.
 const LONG: Duration = Duration::from_secs(1);
 /// Most things that may wait to be dropped. A front-end that behaves has a few dozen descriptors in all.
 const MANY: usize = 1024;
 
 /// A value to drop, and whether its drop may take long.
-type Thing = (Box<dyn Any + Send>, bool);
+type Thing = (Box<dyn Send>, bool);
 
-/// Drops one port's things, in order, on a thread of its own, which is there while there are any, and a second longer. Any thread may
-/// use it; nothing here waits for that thread.
+/// Drops one port's things, in order, on a thread of its own, which is started with the first. Any thread may use it;
+/// nothing here waits for that thread.
 #[derive(Debug)]
 pub struct Aside {
     name: String,
-    shared: Arc<Shared>,
+    things: Sender<Thing>,
+    /// Until the thread runs.
+    not_started: Mutex<Option<Receiver<Thing>>>,
+    progress: Arc<Progress>,
     /// How long signals take that this port's peers are sent.
     pub(crate) signal_cost: SignalCost,
 }
 
 #[derive(Debug, Default)]
-struct Shared {
-    /// Those that wait, and whether there is a thread. One that ends has said so while nothing was there.
-    things: Mutex<(VecDeque<Thing>, bool)>,
-    news: Condvar,
+struct Progress {
     waiting: AtomicUsize,
     /// When the thread began with what it is about, in milliseconds of [`now_ms`]; 0: it waits for work, or that may last.
     since_ms: AtomicU64,
@@ -45,7 +44,15 @@ struct Shared {
 impl Aside {
     /// `name`: for the thread, as `close-NAME`.
     pub fn new(name: &str) -> Arc<Self> {
-        Arc::new(Self { name: format!("close-{name}"), shared: Arc::default(), signal_cost: SignalCost::default() })
+        let (things, receiver) = channel();
+        let (not_started, progress) = (Mutex::new(Some(receiver)), Arc::default());
+        Arc::new(Self {
+            name: format!("close-{name}"),
+            things,
+            not_started,
+            progress,
+            signal_cost: SignalCost::default(),
+        })
     }
 
     /// Drops it soon, on the thread.
@@ -59,46 +66,39 @@ impl Aside {
     }
 
     fn push(&self, thing: Thing) {
-        self.shared.waiting.fetch_add(1, Ordering::Relaxed);
-        let mut things = self.shared.things();
-        things.0.push_back(thing);
-        if things.1 {
-            return self.shared.news.notify_one();
+        self.progress.waiting.fetch_add(1, Ordering::Relaxed);
+        // The receiver lives as long as we do: in the thread, or here.
+        let _ = self.things.send(thing);
+        let mut not_started = self.not_started.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(things) = not_started.take() {
+            *not_started = self.start(things);
         }
-        // Without a thread it is tried again with the next thing, and until then nothing is closed.
-        let (name, shared) = (self.name.clone(), self.shared.clone());
-        things.1 = std::thread::Builder::new().name(name).stack_size(64 << 10).spawn(move || shared.serve()).is_ok();
+    }
+
+    /// `None`, or what the thread was to have: it is tried again with the next thing, and until then nothing is closed.
+    fn start(&self, things: Receiver<Thing>) -> Option<Receiver<Thing>> {
+        let (progress, slot) = (self.progress.clone(), Arc::new(Mutex::new(Some(things))));
+        let theirs = slot.clone();
+        let thread = std::thread::Builder::new().name(self.name.clone()).stack_size(64 << 10).spawn(move || {
+            let things = theirs.lock().unwrap_or_else(PoisonError::into_inner).take();
+            for (thing, may_last) in things.iter().flatten() {
+                progress.since_ms.store(if may_last { 0 } else { now_ms() }, Ordering::Relaxed);
+                drop(thing);
+                progress.since_ms.store(0, Ordering::Relaxed);
+                progress.waiting.fetch_sub(1, Ordering::Release);
+            }
+        });
+        match thread {
+            Ok(_) => None,
+            Err(_) => slot.lock().unwrap_or_else(PoisonError::into_inner).take(),
+        }
     }
 
     /// Something does not end, or too much waits: nothing more should be taken from whoever it came from.
     pub fn is_stuck(&self) -> bool {
-        let since_ms = self.shared.since_ms.load(Ordering::Relaxed);
+        let since_ms = self.progress.since_ms.load(Ordering::Relaxed);
         let long = since_ms != 0 && now_ms().saturating_sub(since_ms) > LONG.as_millis() as u64;
-        long || self.shared.waiting.load(Ordering::Acquire) > MANY
-    }
-}
-
-impl Shared {
-    fn things(&self) -> MutexGuard<'_, (VecDeque<Thing>, bool)> {
-        self.things.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn serve(&self) {
-        let mut things = self.things();
-        while things.1 {
-            if let Some((thing, may_last)) = things.0.pop_front() {
-                drop(things);
-                self.since_ms.store(if may_last { 0 } else { now_ms() }, Ordering::Relaxed);
-                drop(thing);
-                self.since_ms.store(0, Ordering::Relaxed);
-                self.waiting.fetch_sub(1, Ordering::Release);
-                things = self.things();
-                continue;
-            }
-            let woken = self.news.wait_timeout(things, LONG).unwrap_or_else(PoisonError::into_inner);
-            things = woken.0;
-            things.1 = !woken.1.timed_out() || !things.0.is_empty();
-        }
+        long || self.progress.waiting.load(Ordering::Acquire) > MANY
     }
 }
 
@@ -153,7 +153,7 @@ impl Drop for Foreign {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+    use std::sync::mpsc::RecvTimeoutError;
 
     /// Its end takes as long as somebody else likes.
     struct Slow(Receiver<()>, Sender<&'static str>);
@@ -219,27 +219,6 @@ mod tests {
         drop(end);
         while port.is_stuck() {
             std::thread::sleep(Duration::from_millis(1));
-        }
-    }
-
-    /// Each thing comes at another moment of the thread's way to its end, and all are dropped.
-    #[test]
-    fn the_thread_ends_with_nothing_to_do_and_starts_with_the_next_thing() {
-        let (port, (tell, told)) = (Aside::new("x"), channel());
-        let has_thread = || port.shared.things().1;
-        for n in 0..4 {
-            assert!(!has_thread());
-            port.drop_aside(Quick(tell.clone()));
-            assert!(has_thread());
-            assert_eq!(told.recv(), Ok("quick"));
-            // About when it looks whether there is anything left.
-            std::thread::sleep(LONG - Duration::from_millis(1) + Duration::from_micros(n * 500));
-            port.drop_aside(Quick(tell.clone()));
-            assert_eq!(told.recv(), Ok("quick"));
-            while has_thread() {
-                std::thread::sleep(Duration::from_millis(10));
-            }
-            assert_eq!(port.shared.waiting.load(Ordering::Relaxed), 0);
         }
     }
 

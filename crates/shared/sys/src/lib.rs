@@ -51,7 +51,7 @@ pub use process::{
 pub use pulse::{Beat, map_pulse};
 #[cfg(any(test, feature = "supervisor"))]
 pub use pulse::{Pulse, Sign};
-pub use sched::{Prompter, TimerFd, bind_current_thread, current_thread, set_idle, thread_time_ns};
+pub use sched::{Prompter, TimerFd, bind_current_thread, current_thread, set_idle};
 pub use shared::SharedWords;
 pub use socket::{receive_with_fds, send_with_fds};
 #[cfg(any(test, feature = "supervisor"))]

@@ -8,7 +8,7 @@ use lasthop_sys::TimerFd;
 use lasthop_types::MAX_QUEUE_PAIRS;
 use lasthop_virtqueue::Queue;
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, MutexGuard};
 
 const NOBODY: usize = usize::MAX;
@@ -24,20 +24,11 @@ pub(crate) struct Coalescing {
     timers: [Lock<ReceiveTimer>; MAX_QUEUE_PAIRS],
     /// Runs while any of them waits.
     pub(crate) timer: TimerFd,
-    /// The port has a thread. Written before the queues' locks are taken in [`Coalescing::rest`], and read with one of them.
-    pub(crate) awake: AtomicBool,
 }
 
 impl Coalescing {
     pub(crate) fn new(helpers: Arc<Helpers>) -> io::Result<Self> {
-        let (told, timers, awake) = (NOBODY.into(), Default::default(), false.into());
-        Ok(Self { helpers, told, timers, timer: TimerFd::new()?, awake })
-    }
-
-    /// The port has no thread from now on: no interrupt is held back, and what is held back is given.
-    pub(crate) fn rest(&self, port: &Port) {
-        self.awake.store(false, Relaxed);
-        self.expire(port);
+        Ok(Self { helpers, told: NOBODY.into(), timers: Default::default(), timer: TimerFd::new()? })
     }
 
     fn timer_of(&self, queue: &Queue) -> Option<MutexGuard<'_, ReceiveTimer>> {
@@ -62,11 +53,6 @@ impl Coalesce for Coalescing {
         let (now_ns, vm) = (self.helpers.datapath.now_ns(), vm_of(self.helpers.settings.view, port));
         match timer.delivered(&Batch::of(&port.batches[1]), packets, vm, now_ns) {
             Interrupt::Now => true,
-            // Nobody does it later; and packets come so fast that somebody should.
-            _ if !self.awake.load(Relaxed) => {
-                self.helpers.news.send((port.id, 0, 0));
-                timer.expired(&Batch::of(&port.batches[1]), now_ns)
-            }
             Interrupt::At(then_ns) => {
                 self.timer.set_ns(then_ns.saturating_sub(now_ns));
                 // Work before blocking (PhD §4.3.5): nobody waits for the timer once the guest sleeps.
@@ -86,43 +72,5 @@ impl Coalesce for Coalescing {
     fn blocked(&self, port: &Port) {
         self.told.store(NOBODY, Relaxed);
         self.expire(port);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::workers::Settings;
-    use lasthop_forward::Datapath;
-    use lasthop_sys::PeerEvent;
-    use lasthop_types::PortId;
-    use lasthop_virtqueue::driver::{NetConfig, NetDriver};
-    use std::os::fd::AsFd;
-
-    #[test]
-    fn what_is_held_back_is_given_when_the_port_s_thread_ends() {
-        let datapath = Arc::new(Datapath::new(1, lasthop_forward::PATIENCE_MS).unwrap());
-        let helpers = Arc::new(Helpers::new(datapath.clone(), Settings::default()).unwrap());
-        let (driver, port) = (NetDriver::new(NetConfig::default()).unwrap(), Port::new(PortId(1), "x".into()));
-        let (of, queue) = (&driver.queues()[0], &port.queues[0]);
-        queue.start(&of.layout.setup(0, driver.config().features()), driver.memory().clone()).unwrap();
-        queue.set_enabled(true);
-        queue.set_call(Some(PeerEvent::new(of.call.as_fd().try_clone_to_owned().unwrap()).unwrap()));
-        port.batches[1].store(1_000_000 << 16 | 64, Relaxed);
-        let coalescing = Coalescing::new(helpers).unwrap();
-        let deliver = || {
-            let _guard = queue.lock();
-            let now_ns = datapath.now_ns() + 1_000_000_000;
-            coalescing.timer_of(queue).unwrap().delivered(&Batch::of(&port.batches[1]), 1, Vm::Running(0), now_ns)
-        };
-        assert_eq!(deliver(), Interrupt::Now);
-        assert!(matches!(deliver(), Interrupt::At(_)));
-        let given = || queue.counters.notifications.get();
-        assert_eq!(given(), 0);
-        coalescing.rest(&port);
-        assert_eq!(given(), 1);
-        // Nothing is owed any more.
-        coalescing.rest(&port);
-        assert_eq!(given(), 1);
     }
 }

@@ -7,7 +7,7 @@
 use crate::boosted::Boosted;
 use crate::mailbox::Mailbox;
 use crate::owned_ring::OwnedRing;
-use crate::policy::{Arrivals, BackOff, Core, Hysteresis, Turn, Turns, Vm, choose_core};
+use crate::policy::{Arrivals, BackOff, Core, Turn, Turns, Vm, choose_core};
 use crate::workers::Settings;
 use lasthop_forward::{CACHE_ENTRIES, Datapath, Forwarder, Port};
 use lasthop_lock::{Lock, WaitNotice};
@@ -43,11 +43,6 @@ pub(crate) struct Helpers {
     all: Vec<Helper>,
     pub(crate) datapath: Arc<Datapath>,
     pub(crate) settings: Settings,
-    /// How long they look for more before they sleep.
-    pub(crate) hysteresis: Hysteresis,
-    /// Ports whose threads have begun, with the thread's number; whose threads have ended (0), with the nanoseconds of processor time that those used; and
-    /// that are to have one (0, and 0).
-    pub(crate) news: Mailbox<(PortId, i32, u64)>,
     /// What all ports' threads have found, together.
     arrivals: Lock<Arrivals>,
 }
@@ -75,10 +70,8 @@ enum Letter {
 
 impl Helpers {
     pub(crate) fn new(datapath: Arc<Datapath>, settings: Settings) -> io::Result<Self> {
-        let (base_ns, limit_ns) = settings.told.hysteresis_us;
-        let hysteresis = Hysteresis { base_ns: u64::from(base_ns) * 1000, limit_ns: u64::from(limit_ns) * 1000 };
-        let helpers = settings.told.helpers.iter().filter(|_| settings.prompter.is_some());
-        let cpus = helpers.map(|cpu| (*cpu, false)).chain(settings.told.poll.iter().map(|cpu| (*cpu, true)));
+        let helpers = settings.helpers.iter().filter(|_| settings.prompter.is_some());
+        let cpus = helpers.map(|cpu| (*cpu, false)).chain(settings.poll.iter().map(|cpu| (*cpu, true)));
         let helper = |(cpu, polls)| {
             Ok(Helper {
                 cpu,
@@ -91,7 +84,7 @@ impl Helpers {
             })
         };
         let all = cpus.map(helper).collect::<io::Result<_>>()?;
-        Ok(Self { all, datapath, settings, hysteresis, news: Mailbox::new()?, arrivals: Lock::default() })
+        Ok(Self { all, datapath, settings, arrivals: Lock::default() })
     }
 
     /// Starts their threads, each bound to its core.
@@ -110,7 +103,7 @@ impl Helpers {
 
     /// Ends the threads.
     pub(crate) fn stop(&self) {
-        self.all.iter().for_each(|helper| _ = helper.mailbox.send(Letter::Stop));
+        self.all.iter().for_each(|helper| helper.mailbox.send(Letter::Stop));
     }
 
     /// A port's thread has found so many packets in a ring with these `arrivals`. Those by which a helper is to have the ring, if more are expected
@@ -122,7 +115,7 @@ impl Helpers {
             all.found(packets, now_ns);
             all.part_of(self.idling().count())
         });
-        [Some(arrivals), all].into_iter().flatten().find(|found| found.expects_more(&self.hysteresis))
+        [Some(arrivals), all].into_iter().flatten().find(|found| found.expects_more(&self.settings.hysteresis))
     }
 
     /// How long a ring that is on offer to helper `n` is left for it to take.
@@ -185,7 +178,7 @@ impl Helpers {
 
     /// Asks helper `n` to send this port's deferred interrupt. It runs only when its core is free, that is, once the guest has blocked.
     pub(crate) fn interrupt_when_blocked(&self, n: usize, port: &Arc<Port>) {
-        self.all.get(n).into_iter().for_each(|helper| _ = helper.mailbox.send(Letter::InterruptDue(port.clone())));
+        self.all.get(n).into_iter().for_each(|helper| helper.mailbox.send(Letter::InterruptDue(port.clone())));
     }
 
     /// Whether helper `n`, which owns a ring, does not get to look after it.
@@ -260,7 +253,7 @@ impl Thread {
         let helpers = self.helpers.clone();
         let Some(helper) = helpers.all.get(self.n) else { return };
         let thread = current_thread();
-        let (bound, idles) = (bind_current_thread(helper.cpu), !helper.polls && !helpers.settings.told.not_idle);
+        let (bound, idles) = (bind_current_thread(helper.cpu), !helper.polls && !helpers.settings.not_idle);
         if let Err(error) = bound.and_then(|()| if idles { set_idle(0, true) } else { Ok(()) }) {
             // One that is not bound, or is in nobody's way only by chance, is worse than none.
             let line = format!("no helper on this core: {error} cpu={}", helper.cpu);
@@ -343,7 +336,7 @@ impl Thread {
                 self.found_ns = self.awake_ns;
             }
             let since = |then_ns| self.awake_ns.saturating_sub(then_ns);
-            let patience_ns = self.helpers.hysteresis.patience_ns(&claimed.arrivals, since(self.found_ns));
+            let patience_ns = self.helpers.settings.hysteresis.patience_ns(&claimed.arrivals, since(self.found_ns));
             let silent = since(claimed.found_ns) > patience_ns || !claimed.patient && outcome.packets == 0;
             let stuck = outcome.stalled || outcome.until_ns.is_some();
             let done = !helper.polls && (silent || stuck);

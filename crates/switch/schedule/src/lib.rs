@@ -1,6 +1,6 @@
 //! When which thread does what: the policy, and the threads that follow it (PhD §4.3).
 //!
-//! Each port whose guest is not silent has a thread of its own ([`port`]), which sleeps until that kicks, moves what is there and sleeps again. When
+//! Each port has a thread of its own ([`port`]), which sleeps until its guest kicks, moves what is there and sleeps again. When
 //! more is expected soon it offers the ring to a [`helper`], one for each core, in the idle class, which takes it if the core has
 //! nothing else to do, and polls it. A ring whose helper has lost its core is taken back by the port's thread.
 

@@ -6,17 +6,14 @@ use std::io;
 /// Letters that a thread has not read yet. Anyone sends; one thread takes.
 #[derive(Debug)]
 pub(crate) struct Mailbox<T> {
-    /// `None`: nobody reads them any more.
-    letters: Lock<Option<Vec<T>>>,
+    letters: Lock<Vec<T>>,
     any: AtomicBool,
     wake: EventFd,
 }
 
 impl<T> Mailbox<T> {
     pub(crate) fn new() -> io::Result<Self> {
-        let letters = Lock::default();
-        *letters.lock() = Some(Vec::new());
-        Ok(Self { letters, any: AtomicBool::new(false), wake: EventFd::new()? })
+        Ok(Self { letters: Lock::default(), any: AtomicBool::new(false), wake: EventFd::new()? })
     }
 
     /// Has `epoll` report letters as `token`.
@@ -24,27 +21,18 @@ impl<T> Mailbox<T> {
         Ok(epoll.add(&self.wake, token, Trigger::Edge)?)
     }
 
-    /// False: it is closed.
-    pub(crate) fn send(&self, letter: T) -> bool {
-        if self.letters.lock().as_mut().map(|letters| letters.push(letter)).is_none() {
-            return false;
-        }
+    pub(crate) fn send(&self, letter: T) {
+        self.letters.lock().push(letter);
         // Release, and Acquire in `take`: who finds the note finds the letter. A swap, so that a `take` at the same moment comes
         // either before, and leaves the note, or after. Whoever has left a note that is still there wakes the reader for both.
         if !self.any.swap(true, Ordering::AcqRel) {
             self.wake.signal();
         }
-        true
-    }
-
-    /// The reader goes, unless there are letters: true. Who sends one from then on hears of it.
-    pub(crate) fn close(&self) -> bool {
-        self.letters.lock().take_if(|letters| letters.is_empty()).is_some()
     }
 
     /// How many letters have not been read.
     pub(crate) fn waiting(&self) -> usize {
-        self.letters.lock().as_ref().map_or(0, Vec::len)
+        self.letters.lock().len()
     }
 
     /// What has come; costs one load if nothing has.
@@ -54,6 +42,6 @@ impl<T> Mailbox<T> {
         if !self.any.load(Ordering::Relaxed) || !self.any.swap(false, Ordering::Acquire) {
             return Vec::new();
         }
-        self.letters.lock().as_mut().map(std::mem::take).unwrap_or_default()
+        std::mem::take(&mut *self.letters.lock())
     }
 }

@@ -1,5 +1,5 @@
-//! A port's own thread: it sleeps until the guest kicks, moves what is there, and sleeps again. It ends when nothing has come for a while, and
-//! the next kick starts another. It runs like any other thread, and in the VM's cgroup when it has been put there, so what a guest causes is the guest's (PhD §4.3.1).
+//! A port's own thread: it sleeps until the guest kicks, moves what is there, and sleeps again. It runs like any other
+//! thread, and in the VM's cgroup when it has been put there, so what a guest causes is the guest's (PhD §4.3.1).
 
 use crate::coalesce::Coalescing;
 use crate::helper::{GUARD_NS, Helpers, OFFER_NS, vm_of};
@@ -8,12 +8,12 @@ use crate::owned_ring::OwnedRing;
 use crate::policy::{Arrivals, Batch, Kicks, TransmitTimer, Turn, Turns, Vain, Vm};
 use lasthop_forward::{Forwarder, Outcome, PORT_CACHE_ENTRIES, Port};
 use lasthop_lock::{WaitNotice, identify_thread};
-use lasthop_sys::{Beat, Epoll, Trigger, current_thread, thread_time_ns};
+use lasthop_sys::{Beat, Epoll, Trigger, current_thread};
 use lasthop_types::Level;
 use lasthop_virtqueue::BURST;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::mpsc::channel;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -45,31 +45,39 @@ pub(crate) enum Letter {
 pub(crate) struct PortThread {
     pub(crate) mailbox: Arc<Mailbox<Letter>>,
     pub(crate) thread: JoinHandle<()>,
+    pub(crate) id: i32,
 }
 
 impl PortThread {
-    /// `coalescing`: the port's.
-    pub(crate) fn start(port: &Arc<Port>, helpers: &Arc<Helpers>, coalescing: Arc<Coalescing>) -> io::Result<Self> {
+    pub(crate) fn start(port: &Arc<Port>, helpers: &Arc<Helpers>) -> io::Result<Self> {
+        let coalescing = Arc::new(Coalescing::new(helpers.clone())?);
+        port.set_coalescing(coalescing.clone());
         let mailbox = Arc::new(Mailbox::new()?);
         let epoll = Epoll::new()?;
         mailbox.register(&epoll, LETTERS)?;
         epoll.add(&coalescing.timer, TIMER, Trigger::Edge)?;
-        let (port, helpers, letters) = (port.clone(), helpers.clone(), mailbox.clone());
-        // Before it may end.
-        coalescing.awake.store(true, Relaxed);
-        let name = format!("port-{}", port.name);
+        let mut server = Server {
+            port: port.clone(),
+            helpers: helpers.clone(),
+            forwarder: Forwarder::new(helpers.datapath.clone(), PORT_CACHE_ENTRIES),
+            epoll,
+            mailbox: mailbox.clone(),
+            coalescing,
+            rings: Vec::new(),
+            turns: Turns::default(),
+            vain: Vain::default(),
+            yielded_ns: 0,
+        };
+        let (report, started) = channel();
         // As `top -H` shows it; the kernel cuts it after 15 bytes.
-        let thread = std::thread::Builder::new().name(name).spawn(move || {
+        let thread = std::thread::Builder::new().name(format!("port-{}", port.name)).spawn(move || {
             let this = current_thread();
-            identify_thread(if helpers.settings.told.cgroup_accounting { this } else { 0 });
-            helpers.news.send((port.id, this, 0));
-            let forwarder = Forwarder::new(helpers.datapath.clone(), PORT_CACHE_ENTRIES);
-            let (rings, turns, vain, mailbox) = (Vec::new(), Turns::default(), Vain::default(), letters);
-            let mut server =
-                Server { port, helpers, forwarder, epoll, mailbox, coalescing, rings, turns, vain, yielded_ns: 0 };
+            identify_thread(if server.helpers.settings.cgroup_accounting { this } else { 0 });
+            let _ = report.send(this);
             server.serve();
         })?;
-        Ok(Self { mailbox, thread })
+        let id = started.recv().map_err(io::Error::other)?;
+        Ok(Self { mailbox, thread, id })
     }
 }
 
@@ -143,13 +151,8 @@ impl Server {
                 continue;
             }
             slept = !busy;
-            let sleep = if busy { Some(Duration::ZERO) } else { self.longest_sleep() };
-            let idle = Duration::from_micros(self.helpers.settings.told.idle_us.into());
-            let goes_on = self.wait(&mut ready, sleep.unwrap_or(idle), &beat);
-            // A wait may end early, with nothing.
-            let silent =
-                sleep.is_none() && ready.is_empty() && self.forwarder.now_ns() - now_ns >= idle.as_nanos() as u64;
-            if !goes_on || silent && self.ends() {
+            let timeout = if busy { Some(Duration::ZERO) } else { self.longest_sleep() };
+            if !self.wait(&mut ready, timeout, &beat) {
                 return;
             }
         }
@@ -206,23 +209,10 @@ impl Server {
         Some(Duration::from_nanos(times.min()?.saturating_sub(self.forwarder.now_ns())))
     }
 
-    /// There was nothing to do for long, and all rings are the guest's to kick for: true, unless there are letters. The main thread waits for kicks
-    /// then, and looks once at what there is.
-    fn ends(&self) -> bool {
-        self.coalescing.rest(&self.port);
-        let ends = self.mailbox.close();
-        if ends {
-            self.helpers.news.send((self.port.id, 0, thread_time_ns().max(1)));
-        } else {
-            self.coalescing.awake.store(true, Relaxed);
-        }
-        ends
-    }
-
     /// Waits for kicks and letters; false when told to stop.
-    fn wait(&mut self, ready: &mut Vec<u64>, timeout: Duration, beat: &Beat) -> bool {
+    fn wait(&mut self, ready: &mut Vec<u64>, timeout: Option<Duration>, beat: &Beat) -> bool {
         beat.sleep();
-        if self.epoll.wait(ready, Some(timeout)).is_err() {
+        if self.epoll.wait(ready, timeout).is_err() {
             return false;
         }
         beat.work();
@@ -286,7 +276,7 @@ impl Server {
             kicks_disabled: false,
             kicked: false,
             gathered: 0,
-            timer: TransmitTimer::new(self.helpers.settings.told.drawn_timer),
+            timer: TransmitTimer::new(self.helpers.settings.drawn_timer),
             arrivals: Arrivals::default(),
             turn: Turn::default(),
             offer: None,
@@ -337,7 +327,7 @@ impl PortRing {
         let (gathered, vm) = (std::mem::take(&mut self.gathered), vm_of(helpers.settings.view, port));
         let mut batch = Batch::of(&port.batches[0]);
         // No longer than the batch takes to come: not every guest can kick for its last packet.
-        if !helpers.settings.told.drawn_timer {
+        if !helpers.settings.drawn_timer {
             batch.period_ns = batch.period_ns.min(self.arrivals.gap_ns() * u64::from(batch.packets));
         }
         let kicks = self.timer.emptied(&batch, gathered, vm, now_ns);

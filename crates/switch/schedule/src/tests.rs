@@ -1,6 +1,5 @@
 //! Guests on our own driver side, real rings, and the threads that look after them.
 
-use crate::defaults::told;
 use crate::helper::Helpers;
 use crate::owned_ring::OwnedRing;
 use crate::policy::Arrivals;
@@ -9,14 +8,13 @@ use lasthop_flow::{Action, FlowSpec};
 use lasthop_forward::{Datapath, Port};
 use lasthop_frame::testutil::Frame;
 use lasthop_frame::{FlowKey, FlowMask, VnetHdr};
-use lasthop_ipc::SwitchSettings;
 use lasthop_sys::hostview::image::HostImage;
 use lasthop_sys::hostview::{CorePlace, CoreState, HostView, VmState};
-use lasthop_sys::{Epoll, EventFd, PeerEvent, Prompter, Trigger};
+use lasthop_sys::{EventFd, PeerEvent, Prompter};
 use lasthop_types::{POLLED_NOWHERE, PortId};
 use lasthop_virtqueue::driver::{NetConfig, NetDriver};
 use std::collections::BTreeSet;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -85,22 +83,6 @@ fn guests() -> (Arc<Datapath>, Guest, Guest) {
     (datapath, a, b)
 }
 
-/// These cores poll.
-fn polls(poll: Vec<usize>) -> Settings {
-    Settings { told: SwitchSettings { poll, ..told() }, ..Settings::default() }
-}
-
-/// So many cores have helpers.
-fn helps(cores: usize, prompts: OwnedFd) -> Settings {
-    let told = SwitchSettings { helpers: (0..cores).collect(), ..told() };
-    Settings { told, prompter: Some(Prompter::new(prompts)), ..Settings::default() }
-}
-
-/// Ports' threads end after so many microseconds without work.
-fn ends_after(idle_us: u32) -> Settings {
-    Settings { told: SwitchSettings { idle_us, ..told() }, ..Settings::default() }
-}
-
 fn kick() -> (EventFd, PeerEvent) {
     let event = EventFd::new().unwrap();
     let peer = PeerEvent::new(event.as_fd().try_clone_to_owned().unwrap()).unwrap();
@@ -166,12 +148,12 @@ fn ports_share_a_polling_core_by_weight_and_bytes() {
         let mut c = receiver(&datapath);
         let [mut a, mut b] =
             [(1, LARGE, 1), (3, SMALL, pairs)].map(|(id, f, pairs)| Guest::with(&datapath, id, sender(f, pairs)));
-        let mut workers = Workers::start(&datapath, polls(vec![0])).unwrap();
+        let mut workers = Workers::start(&datapath, Settings { poll: vec![0], ..Settings::default() }).unwrap();
         for (guest, weight, frames, pairs) in [(&mut a, large, LARGE, 1), (&mut b, small, SMALL, pairs)] {
             guest.port.weight.store(weight, Relaxed);
             for pair in 0..pairs {
                 guest.fill_with(pair, frames.0 / usize::from(pairs), guest.port.id.0 as u8, frames.1);
-                workers.attach(&guest.port, 2 * pair + 1, None);
+                workers.attach(&guest.port, 2 * pair + 1, None).unwrap();
             }
         }
         // Whoever is first waits with what it has until the other has something, too.
@@ -194,7 +176,7 @@ fn queues_of_a_port_share_its_thread_by_bytes() {
     let mut workers = Workers::start(&datapath, Settings::default()).unwrap();
     a.fill_with(0, LARGE.0, 1, LARGE.1);
     a.fill_with(1, SMALL.0, 3, SMALL.1);
-    [1, 3].into_iter().for_each(|queue| workers.attach(&a.port, queue, None));
+    [1, 3].into_iter().for_each(|queue| workers.attach(&a.port, queue, None).unwrap());
     let queue = c.port.queues[0].clone();
     let guard = queue.lock();
     [0, 1].into_iter().for_each(|pair| a.driver.flush(pair));
@@ -212,7 +194,7 @@ fn queues_share_the_limit_of_their_port() {
     a.port.sends.set(20_000_000, 0, 1_000_000);
     let kicks = [1, 3].map(|queue| {
         let (event, peer) = kick();
-        workers.attach(&a.port, queue, Some(peer));
+        workers.attach(&a.port, queue, Some(peer)).unwrap();
         event
     });
     let begun = Instant::now();
@@ -223,133 +205,10 @@ fn queues_share_the_limit_of_their_port() {
             kick.signal();
         }
         b.throw_away_what_came();
-        workers.woken();
         std::thread::sleep(Duration::from_micros(500));
     }
     let sent = [a.sent(0), a.sent(1)];
     assert!(sent.iter().all(|sent| *sent > 3000), "{sent:?}");
-}
-
-/// The kick by which its driver asks for a look at queue 1, when it is to.
-fn own_kick(guest: &Guest) -> Option<PeerEvent> {
-    let kick = guest.driver.queues()[1].kick.as_fd().try_clone_to_owned().unwrap();
-    Some(PeerEvent::new(kick).unwrap())
-}
-
-fn has_thread(workers: &Workers) -> bool {
-    workers.ports.get(&PortId(1)).is_some_and(|entry| entry.thread.is_some())
-}
-
-/// As the main thread does it: only when there is something.
-fn serve(workers: &mut Workers, epoll: &Epoll) {
-    let mut ready = Vec::new();
-    epoll.wait(&mut ready, Some(Duration::from_millis(1))).unwrap();
-    if !ready.is_empty() {
-        workers.woken();
-    }
-}
-
-fn numbered(guest: &mut Guest, number: u64) {
-    let frame = Frame::new(1, 2).payload([number.to_be_bytes().as_slice(), &[0; 50]].concat()).build();
-    guest.driver.send(0, &VnetHdr::default().to_bytes(), &frame).unwrap().unwrap();
-}
-
-/// A packet comes, or a letter, at each moment of the way of a thread to its end.
-#[test]
-fn threads_that_end_and_begin_lose_no_packet_and_keep_their_order() {
-    let (datapath, mut a, mut b) = guests();
-    let settings = ends_after(100);
-    let (mut workers, epoll) = (Workers::start(&datapath, settings).unwrap(), Epoll::new().unwrap());
-    epoll.add(&workers.kicks, 0, Trigger::Level).unwrap();
-    workers.attach(&a.port, 1, own_kick(&a));
-    let (mut sent, mut came, mut starts, mut ends, mut used_ns) = (0_u64, 0, 0, 0, 0);
-    for round in 0..4000_u64 {
-        for _ in 0..=round % 3 {
-            numbered(&mut a, sent);
-            sent += 1;
-        }
-        a.driver.flush(0);
-        match round % 16 {
-            3 => workers.look(PortId(1)),
-            7 => workers.attach(&a.port, 1, own_kick(&a)),
-            _ => {}
-        }
-        let begun = Instant::now();
-        while came < sent {
-            assert!(begun.elapsed() < PATIENCE, "round {round}: {came} of {sent}");
-            serve(&mut workers, &epoll);
-            let mut frame = Vec::new();
-            // All of one flow come by one queue, but which is left to chance.
-            while (0..2).any(|pair| b.driver.recv(pair, &mut frame).unwrap().is_some()) {
-                assert_eq!(frame[14..22], came.to_be_bytes(), "round {round}");
-                frame.clear();
-                came += 1;
-            }
-        }
-        // A receiver is shown its packets before their sender has them back.
-        while a.driver.unsent(0).unwrap() > 0 {
-            assert!(begun.elapsed() < PATIENCE, "round {round}");
-            serve(&mut workers, &epoll);
-        }
-        for (_, thread, ns) in std::mem::take(&mut workers.news) {
-            *(if thread == 0 { &mut ends } else { &mut starts }) += 1;
-            assert!(ns >= used_ns, "round {round}: {ns} after {used_ns}");
-            used_ns = ns;
-        }
-        // Some more each time, up to what it takes to end and a little beyond.
-        let pause = Duration::from_micros(round * 7 % 300);
-        while begun.elapsed() < pause {
-            std::hint::spin_loop();
-        }
-    }
-    assert!(ends > 100 && starts > 100, "{starts} threads began, {ends} ended");
-    assert!(used_ns > ends * 1000, "{ends} threads used {used_ns} ns");
-    assert_eq!(a.sent(0), sent);
-}
-
-/// Thousands of ports may be connected.
-#[test]
-fn a_port_has_no_thread_until_its_guest_has_something_and_none_when_it_has_had_nothing_for_long() {
-    let (datapath, mut a, mut b) = guests();
-    let settings = ends_after(1000);
-    let (mut workers, epoll) = (Workers::start(&datapath, settings).unwrap(), Epoll::new().unwrap());
-    epoll.add(&workers.kicks, 0, Trigger::Level).unwrap();
-    let begun = Instant::now();
-    let until = |workers: &mut Workers, end: bool| {
-        let mut told = Vec::new();
-        while !told.iter().any(|(_, thread, _)| (*thread == 0) == end) {
-            assert!(begun.elapsed() < PATIENCE, "{end}: {told:?}");
-            serve(workers, &epoll);
-            told.extend(std::mem::take(&mut workers.news));
-        }
-    };
-    // It has kicked before, in vain.
-    a.driver.queues()[1].kick.signal();
-    workers.attach(&a.port, 1, own_kick(&a));
-    serve(&mut workers, &epoll);
-    workers.look(PortId(1));
-    serve(&mut workers, &epoll);
-    assert!(!has_thread(&workers));
-    numbered(&mut a, 0);
-    a.driver.flush(0);
-    until(&mut workers, false);
-    until(&mut workers, true);
-    assert!(!has_thread(&workers));
-    let came = (0..2).any(|pair| b.driver.recv(pair, &mut Vec::new()).unwrap().is_some());
-    assert_eq!((a.sent(0), came), (1, true));
-    // A storm of kicks for nothing is its own thread's business, and not the main thread's.
-    for _ in 0..2 {
-        a.driver.queues()[1].kick.signal();
-        serve(&mut workers, &epoll);
-    }
-    assert!(has_thread(&workers));
-    until(&mut workers, true);
-    // One without a kick is polled, so its thread stays.
-    workers.attach(&a.port, 1, None);
-    until(&mut workers, false);
-    std::thread::sleep(Duration::from_millis(20));
-    serve(&mut workers, &epoll);
-    assert!(has_thread(&workers));
 }
 
 /// It looked at it without a pause for as long as the limit held.
@@ -360,7 +219,7 @@ fn a_helper_gives_back_a_ring_that_may_not_go_on() {
         let limit = if limits_sender { &a.port.sends } else { &b.port.gets };
         limit.set(1, 0, 1);
         let (_reader, writer) = rustix::pipe::pipe().unwrap();
-        let settings = helps(1, writer);
+        let settings = Settings { helpers: vec![0], prompter: Some(Prompter::new(writer)), ..Settings::default() };
         let helpers = Arc::new(Helpers::new(datapath.clone(), settings).unwrap());
         let threads = helpers.start().unwrap();
         let (_event, peer) = kick();
@@ -387,7 +246,8 @@ fn a_helper_gives_back_a_ring_that_may_not_go_on() {
 fn helpers(cores: usize) -> Helpers {
     let datapath = Arc::new(Datapath::new(1, lasthop_forward::PATIENCE_MS).unwrap());
     let (_reader, writer) = rustix::pipe::pipe().unwrap();
-    let settings = helps(cores, writer);
+    let settings =
+        Settings { helpers: (0..cores).collect(), prompter: Some(Prompter::new(writer)), ..Settings::default() };
     Helpers::new(datapath, settings).unwrap()
 }
 
@@ -404,7 +264,7 @@ fn many_rings_with_few_packets_each_are_worth_a_helper_as_one_with_many() {
             helpers.expects_more(*ring, 0, now_ns);
             last = helpers.expects_more(*ring, 1, now_ns);
         }
-        assert!(arrivals.iter().all(|ring| !ring.expects_more(&helpers.hysteresis)));
+        assert!(arrivals.iter().all(|ring| !ring.expects_more(&helpers.settings.hysteresis)));
         assert_eq!(last.is_some(), wanted, "{rings} rings, {cores} cores");
     }
 }
@@ -427,18 +287,16 @@ fn a_helper_is_given_way_until_all_threads_that_have_offered_it_rings_may_sleep(
 #[test]
 fn a_port_that_is_set_so_has_its_own_thread_beside_cores_that_poll() {
     let (datapath, mut a, mut b) = guests();
-    let mut workers = Workers::start(&datapath, polls(vec![0])).unwrap();
+    let mut workers = Workers::start(&datapath, Settings { poll: vec![0], ..Settings::default() }).unwrap();
     a.port.poll_cpu.store(POLLED_NOWHERE, Relaxed);
     let mut attach = |port: &Arc<Port>| {
         let (event, peer) = kick();
-        workers.attach(port, 1, Some(peer));
-        (event, workers.ports.values().filter(|entry| entry.thread.is_some()).count())
+        workers.attach(port, 1, Some(peer)).unwrap();
+        (event, workers.take_started().into_iter().map(|(port, _)| port).collect::<Vec<_>>())
     };
-    b.fill(0);
-    assert_eq!(attach(&b.port).1, 0, "it is polled");
-    a.fill(0);
-    let (event, threads) = attach(&a.port);
-    assert_eq!(threads, 1);
+    assert_eq!(attach(&b.port).1, [], "it is polled");
+    let (event, started) = attach(&a.port);
+    assert_eq!(started, [PortId(1)]);
     let mut sent_all = |a: &mut Guest, event: &EventFd| {
         let (begun, wanted) = (Instant::now(), a.sent(0) + 64);
         a.fill(0);
@@ -453,7 +311,8 @@ fn a_port_that_is_set_so_has_its_own_thread_beside_cores_that_poll() {
     // Told otherwise, it is otherwise from the next time on that its ring is looked after.
     a.port.poll_cpu.store(0, Relaxed);
     sent_all(&mut a, &event);
-    let (silent, _) = attach(&a.port);
+    let (silent, started) = attach(&a.port);
+    assert_eq!(started, []);
     sent_all(&mut a, &EventFd::new().unwrap());
     drop((event, silent));
 }
@@ -471,8 +330,7 @@ fn cores_that_poll_are_no_helpers() {
         let datapath = Arc::new(Datapath::new(1, lasthop_forward::PATIENCE_MS).unwrap());
         let (_reader, writer) = rustix::pipe::pipe().unwrap();
         let (view, prompter) = (Some(HostView::map(&image).unwrap()), Some(Prompter::new(writer)));
-        let told = SwitchSettings { helpers: vec![0, 2], poll, ..told() };
-        let settings = Settings { told, view, prompter };
+        let settings = Settings { helpers: vec![0, 2], poll, view, prompter, ..Settings::default() };
         Helpers::new(datapath, settings).unwrap()
     };
     let chosen = |helpers: &Helpers| (0..64u64).map(|n| helpers.choose(n << 58, None, 0)).collect::<BTreeSet<_>>();
@@ -493,46 +351,7 @@ fn cores_that_poll_are_no_helpers() {
         arrivals.found(1, n * 20_000);
         enough = helpers.expects_more(Arrivals::default(), 1, n * 20_000);
     }
-    assert!(enough.is_some() && !arrivals.part_of(4).expects_more(&helpers.hysteresis));
-}
-
-/// From when a guest kicks to when its packet is there: with a thread that sleeps, and with one that is to be started.
-#[test]
-#[ignore = "a measurement: -- --ignored --nocapture what_the_first"]
-fn what_the_first_packet_after_a_silence_costs() {
-    for idle_us in [10_000_000, 500] {
-        let (datapath, mut a, mut b) = guests();
-        let mut workers = Workers::start(&datapath, ends_after(idle_us)).unwrap();
-        let epoll = Epoll::new().unwrap();
-        epoll.add(&workers.kicks, 0, Trigger::Level).unwrap();
-        workers.attach(&a.port, 1, own_kick(&a));
-        // The main thread has nothing else to do.
-        let (stop, stopped) = (Arc::new(std::sync::atomic::AtomicBool::new(false)), std::sync::mpsc::channel());
-        let ends = stop.clone();
-        let main = std::thread::spawn(move || {
-            while !ends.load(Relaxed) {
-                serve(&mut workers, &epoll);
-                std::mem::take(&mut workers.news).into_iter().for_each(|(_, n, _)| stopped.0.send(n).unwrap());
-            }
-        });
-        let mut took = Vec::new();
-        for number in 0..300 {
-            std::thread::sleep(Duration::from_millis(5));
-            numbered(&mut a, number);
-            let begun = Instant::now();
-            a.driver.flush(0);
-            while !(0..2).any(|pair| b.driver.recv(pair, &mut Vec::new()).unwrap().is_some()) {
-                std::thread::yield_now();
-            }
-            took.push(begun.elapsed());
-            a.driver.unsent(0).unwrap();
-        }
-        stop.store(true, Relaxed);
-        main.join().unwrap();
-        took.sort_unstable();
-        let threads = stopped.1.try_iter().filter(|thread| *thread != 0).count();
-        println!("{threads} threads: median {:?}, p90 {:?}", took[150], took[270]);
-    }
+    assert!(enough.is_some() && !arrivals.part_of(4).expects_more(&helpers.settings.hysteresis));
 }
 
 /// Eight cores, pairs of siblings, each four with a cache of their own: as a host with two of the papers' modules says of itself. A ring is offered to an idle core
@@ -551,7 +370,7 @@ fn a_helper_is_chosen_by_the_cache_of_the_receiver() {
     let datapath = Arc::new(Datapath::new(1, lasthop_forward::PATIENCE_MS).unwrap());
     let (_reader, writer) = rustix::pipe::pipe().unwrap();
     let (view, prompter) = (Some(HostView::map(&image).unwrap()), Some(Prompter::new(writer)));
-    let settings = Settings { told: SwitchSettings { helpers: (0..8).collect(), ..told() }, view, prompter };
+    let settings = Settings { helpers: (0..8).collect(), view, prompter, ..Settings::default() };
     let (helpers, receiver) = (Helpers::new(datapath, settings).unwrap(), Port::new(PortId(2), "b".into()));
     let chosen = |vm: VmState| {
         image.set_vm(0, vm).unwrap();

@@ -92,9 +92,6 @@ pub struct State {
     missing: Missing,
     boost: Option<[Fd; 2]>,
     port_threads: PortThreads,
-    /// Processor time of ports' threads that have ended.
-    #[serde(default)]
-    port_times: BTreeMap<u32, u64>,
     control_level: Option<String>,
     level: String,
     cgroup_accounting: Option<CgroupState>,
@@ -192,7 +189,6 @@ impl Supervisor {
             missing: self.missing.clone(),
             boost: self.boost.as_ref().map(|boost| boost.hand_over(&mut giver)),
             port_threads: self.port_threads.clone(),
-            port_times: self.port_threads.before_ns().clone(),
             control_level: self.control_level.clone(),
             level: levels::level(),
             cgroup_accounting,
@@ -255,7 +251,6 @@ impl Supervisor {
         supervisor.stations = state.stations;
         supervisor.tell_owners();
         supervisor.port_threads = state.port_threads;
-        supervisor.port_threads.set_before_ns(state.port_times);
         supervisor.control_level = state.control_level;
         if supervisor.cgroup_accounting.is_some() {
             supervisor.cgroup_accounting = state.cgroup_accounting.map(CgroupAccounting::resumed);

@@ -184,7 +184,7 @@ impl Stage {
 
     /// A thread of this process is the port's from now on.
     fn has(&mut self, thread: i32) {
-        self.threads.heard(PORT, thread, 0);
+        self.threads.started(PORT, thread);
         self.followed.place(PORT, Thread { process: std::process::id(), number: thread }, &self.cpus);
     }
 
@@ -314,7 +314,7 @@ fn of_a_port_that_a_core_polls_no_thread_is_placed() {
     let Some(mut stage) = Stage::set() else { return };
     // One that it had before the core did.
     let port = Running::start();
-    stage.threads.heard(PORT, port.thread, 0);
+    stage.threads.started(PORT, port.thread);
     stage.polled.insert(PORT);
     let seen: Vec<_> = (0..LOOKS_AND_ONE).filter_map(|_| stage.look(&port)).collect();
     assert_eq!(seen.last().cloned(), stage.place(1, "", Nearness::Near));
