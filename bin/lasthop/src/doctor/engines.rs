@@ -5,6 +5,7 @@ use super::finding::Finding;
 use lasthop_api::Engine;
 use lasthop_management_ipc::EngineKind;
 use lasthop_policy::ENGINE;
+use std::collections::BTreeMap;
 
 pub fn findings(facts: &Facts<'_>) -> Vec<Finding> {
     let engines = &facts.now.engines.engines;
@@ -36,22 +37,42 @@ pub fn findings(facts: &Facts<'_>) -> Vec<Finding> {
         let command = facts.lasthop(&format!("engine move {} none", port.name));
         Some(Finding::at(&port.name, "no-such-engine", what).seen(polls).remedy(remedy).command(command))
     });
-    troubled.chain(astray).chain(far(facts)).collect()
+    troubled.chain(astray).chain(far(facts)).chain(refused(facts)).collect()
+}
+
+/// Ports whose threads the kernel does not let be where their VMs are.
+fn refused<'f>(facts: &'f Facts<'_>) -> impl Iterator<Item = Finding> + use<'f> {
+    facts.ports().filter_map(|port| {
+        let place = port.place.as_ref().filter(|place| place.state == "refused" && place.thread_cpus.is_some())?;
+        let what = "its thread cannot be bound to CPUs near its VM";
+        let remedy = "give `lasthop run` the right to (root, CAP_SYS_NICE, or the same user as its switch), and the thread's control group (cpuset) CPUs there; it is \
+                      tried again each minute. Or have no thread be near: `lasthop engine near off`";
+        Some(Finding::at(&port.name, "near-refused", what).seen(place.said()).remedy(remedy))
+    })
 }
 
 /// Ports whose work is done on another NUMA node than the one where their VM is: by a core that polls, or by their threads, which have no CPU there.
 fn far<'f>(facts: &'f Facts<'_>) -> impl Iterator<Item = Finding> + use<'f> {
     let engines = &facts.now.engines.engines;
-    facts.ports().filter_map(|port| {
+    // How many ports were told to go to each core.
+    let mut sent: BTreeMap<&str, usize> = BTreeMap::new();
+    facts.ports().filter_map(move |port| {
         let place = port.place.as_ref()?;
         let (name, cpus, node) = (&port.name, &place.vm_cpus, place.node.map(|node| node.to_string()));
         let polls = || engines.iter().filter(|engine| engine.kind == EngineKind::Poll.name());
         let is_there = |engine: &&Engine| engine.nodes.is_some() && engine.nodes == node;
+        // That with the fewest ports, those counted that come to it by what is said here.
+        let mut nearest = || {
+            let ports = |engine: &&Engine| engine.ports.len() + sent.get(&*engine.name).copied().unwrap_or(0);
+            let near = polls().filter(is_there).min_by_key(ports)?;
+            *sent.entry(&near.name).or_default() += 1;
+            Some(near)
+        };
         let moved = |to: &str| facts.lasthop(&format!("engine move {name} {to}"));
         if place.state == "no-cpu" && place.thread_cpus.is_some() {
             let what = "its VM runs where ports' threads have no CPU: its thread is far from it".to_owned();
             let finding = Finding::at(name, "engine-far", what).seen(place.said());
-            return Some(match polls().find(is_there) {
+            return Some(match nearest() {
                 Some(near) => finding
                     .remedy(format!(
                         "have {} poll its rings, which is there: all ports pause for that; or let threads run there, too (`lasthop engine add ports`, or \
@@ -69,7 +90,7 @@ fn far<'f>(facts: &'f Facts<'_>) -> impl Iterator<Item = Finding> + use<'f> {
         let what = format!("{} polls its rings, and is on another NUMA node than its VM", far.name);
         let seen = format!("{} is on node {}; {}", far.name, far.nodes.as_deref().unwrap_or_default(), place.said());
         let finding = Finding::at(name, "engine-far", what).seen(seen);
-        Some(match polls().find(is_there) {
+        Some(match nearest() {
             Some(near) => finding
                 .remedy(format!("have {} poll them, which is on its node: all ports pause for that", near.name))
                 .command(moved(&near.name)),
@@ -169,6 +190,17 @@ mod tests {
         now.engines.engines = polls([&["b", "d", "e"], &["a", "c"]]);
         let moved = |port: &str, to: &str| (port.to_owned(), Some(format!("lasthop engine move {port} {to}")));
         assert_eq!(told(&now), [moved("a", "poll-1"), moved("b", "poll-2"), ("d".into(), None)]);
+        // Several cores of a node have their share of them.
+        let mut several = polls([&["b", "d", "e"], &["a", "c"]]);
+        several.insert(1, engine("poll-3", "0", &[]));
+        now = seen(&["a", "c", "f", "g", "h"].map(|name| place(up(name), "near", Some(0), None)));
+        several[2].ports = ["a", "c", "f", "g", "h"].map(Into::into).to_vec();
+        now.engines.engines = several;
+        let to = ["poll-3", "poll-3", "poll-3", "poll-1", "poll-3"];
+        assert_eq!(
+            told(&now),
+            ["a", "c", "f", "g", "h"].iter().zip(to).map(|(port, to)| moved(port, to)).collect::<Vec<_>>()
+        );
         // Threads that have no CPU there; one that has, and one without a thread.
         now = seen(&[
             place(up("a"), "no-cpu", Some(1), Some("0-1")),
@@ -177,6 +209,15 @@ mod tests {
         ]);
         now.engines.engines = vec![engine("ports", "0", &["a", "b"])];
         assert_eq!(told(&now), [("a".into(), None)]);
+        // One that the kernel does not let be there.
+        now = seen(&[place(up("a"), "refused", Some(1), Some("0-1")), place(up("b"), "refused", Some(1), None)]);
+        let found = findings(&facts(&now, &now));
+        assert_eq!(
+            found.iter().map(|f| (f.kind, f.port.as_deref())).collect::<Vec<_>>(),
+            [("near-refused", Some("a"))]
+        );
+        assert!(found[0].remedy.contains("CAP_SYS_NICE") && found[0].evidence[0].contains("cannot be bound there"));
+        now = seen(&[place(up("a"), "no-cpu", Some(1), Some("0-1")), place(up("b"), "near", Some(0), Some("0-1"))]);
         // All CPUs that they had there poll.
         now.engines.engines = vec![engine("poll-2", "1", &[]), engine("ports", "0", &["a", "b"])];
         assert_eq!(told(&now), [moved("a", "poll-2")]);
