@@ -7,6 +7,7 @@ use std::path::Path;
 const FILES: &[&str] = &[
     "crates/management/ipc/src/engines.rs",
     "crates/management/ipc/src/lib.rs",
+    "crates/management/ipc/src/near.rs",
     "crates/management/ipc/src/offload.rs",
     "crates/outside-switch/session-ipc/src/lib.rs",
     "crates/outside-switch/uplink-ipc/src/counters_page.rs",

@@ -543,13 +543,13 @@ impl Core {
                 self.cpu_reply(request, times, (replaced, host), now_ms);
             }
             SupervisorToControl::CpuBounds(bounds) => self.spending.bounds_are(bounds),
-            SupervisorToControl::Places(places) => self.places = places.into_iter().map(|of| (of.port, of)).collect(),
+            SupervisorToControl::Places(news) => news.into_iter().for_each(|one| one.heard_by(&mut self.places)),
             SupervisorToControl::LogLevel { request, run, control } => self.log_level_is(request, run, control),
             SupervisorToControl::Mirrors(mirrors) => self.mirrors_are(mirrors, now_ms, out),
             SupervisorToControl::MirrorReply { request, result } => self.mirror_reply(request, result, now_ms),
             SupervisorToControl::UpgradeReply { request, result } => self.upgrade_reply(request, result),
-            SupervisorToControl::Engines { request, engines, set, near } => {
-                self.engines_are(request, &engines, (set, near));
+            SupervisorToControl::Engines { request, engines, set, near, near_to } => {
+                self.engines_are(request, &engines, (set, near, near_to));
             }
             SupervisorToControl::Renamed { port, from, to } => self.renamed(port, &from, &to),
             SupervisorToControl::Forget(port) => self.policy.forget_addresses(port, now_ms, out),

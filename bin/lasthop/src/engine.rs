@@ -95,8 +95,11 @@ pub fn engine(command: &EngineCommand) -> Result<String, CliError> {
         }
         EngineCommand::Near { near, shared } => {
             let near = near.name();
-            let done = shared.instance()?.ask_until_answered(async |c, attempt| c.engine_near(near, attempt).await)?;
-            shared.show(&done, |_| format!("near {near}\n"))
+            let mut instance = shared.instance()?;
+            let done = instance.ask_until_answered(async |c, attempt| c.engine_near(near, attempt).await)?;
+            // It is done, whether anybody says what there is to be near to or not.
+            let list = if shared.json { None } else { instance.ask(async |c| c.engine_list().await).ok() };
+            shared.show(&done, |_| format!("near {near}\n{}", list.iter().map(why_nowhere).collect::<String>()))
         }
         EngineCommand::Move { port, engine, shared } => {
             let mut instance = shared.instance()?;
@@ -120,6 +123,21 @@ fn why_unmoved(port: &str, engine: &str, poll: Option<&str>) -> String {
         ),
         Some(_) => format!("nothing has moved: {port} is set to {engine} already\n"),
     }
+}
+
+/// Why threads are nowhere near, although they are to be, if there is nothing to be near to.
+fn why_nowhere(list: &EngineList) -> String {
+    let what = match list.near.as_str() {
+        "node" => "this host has one NUMA node with CPUs that are online",
+        "cache" => {
+            "this host has one NUMA node with CPUs that are online, and no last-level cache that some of its CPUs share and others do not"
+        }
+        _ => return String::new(),
+    };
+    if list.near_to > 0 {
+        return String::new();
+    }
+    format!("{what}: there is nothing to be near to, and ports' threads run on any CPU of `ports`\n")
 }
 
 /// What came of a change.
@@ -149,6 +167,16 @@ fn table(list: &EngineList) -> String {
     if all_polled {
         notes += "cores that poll do all the work: no port has a thread of its own, and so helpers have none to help\n";
     }
+    if !list.near.is_empty() && list.near != "off" {
+        notes += &format!(
+            "near {}: {}",
+            list.near,
+            match why_nowhere(list).as_str() {
+                "" => "ports' threads are kept so near to their VMs; `lasthop show PORT` says where they are\n",
+                why => why,
+            }
+        );
+    }
     let several = list.engines.iter().any(|engine| engine.nodes.is_some());
     if several && list.near == "off" {
         notes += "threads of ports run where the kernel has them: `lasthop engine near node` keeps them on the nodes of their VMs\n";
@@ -166,6 +194,20 @@ mod tests {
         assert!(told(Some("none")).contains("no core polls") && told(Some("none")).contains("remembered"));
         assert!(told(Some("2-3")).contains("vm1 is set to ports already") && !told(Some("2-3")).contains("no core"));
         assert_eq!(told(None), "nothing has moved\n", "nobody knows why");
+    }
+
+    #[test]
+    fn it_is_told_where_there_is_nothing_to_be_near_to() {
+        let list = |near: &str, near_to: u32| EngineList { near: near.into(), near_to, ..EngineList::default() };
+        for (near, why) in [("node", "one NUMA node"), ("cache", "no last-level cache")] {
+            assert!(why_nowhere(&list(near, 0)).contains(why));
+            let text = table(&list(near, 0));
+            assert!(text.contains(&format!("near {near}: this host has one")) && text.contains(why), "{text}");
+            assert_eq!(why_nowhere(&list(near, 2)), "");
+            assert!(table(&list(near, 2)).contains(&format!("near {near}: ports' threads are kept so near")));
+        }
+        assert_eq!(why_nowhere(&list("off", 0)), "");
+        assert!(!table(&list("off", 0)).contains("near"));
     }
 
     #[test]

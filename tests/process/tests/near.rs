@@ -1,8 +1,11 @@
 //! `--near`: a port's thread follows its VM to the NUMA node where that runs, while packets flow. This host may have one node: two of a CPU each are declared to lasthop.
 //! The VM is this process, which is bound to one CPU and to the other, so one test runs at a time.
 
+use lasthop_frame::VnetHdr;
 use lasthop_sys::CpuList;
-use lasthop_tests_process::{Bystanders, Lasthop, PATIENCE, Port, mac, proc, scratch, wait_for};
+use lasthop_tests_process::{
+    Bystanders, Guest, Lasthop, Options, PATIENCE, Port, mac, numbered, proc, scratch, wait_for,
+};
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_setaffinity};
 use serde_json::Value;
@@ -232,6 +235,129 @@ fn a_thread_beside_cores_that_poll_keeps_off_them_and_doctor_names_cores_that_ar
     assert!(!far(&lasthop).iter().any(|found| found["port"] == "a"));
 }
 
+/// A control group of version 1. Dropping it moves what is left back.
+struct Group {
+    dir: PathBuf,
+    root: &'static str,
+}
+
+impl Group {
+    /// Here, with these values; `None` where there are no such groups.
+    fn new(root: &'static str, values: &[(&str, &str)]) -> Option<Self> {
+        let dir = PathBuf::from(format!("{root}/lasthop-near-{}", std::process::id()));
+        std::fs::create_dir(&dir).ok()?;
+        let group = Self { dir, root };
+        let all = values.iter().all(|(name, value)| std::fs::write(group.dir.join(name), value).is_ok());
+        if !all {
+            println!("no such control groups of version 1 here: not tested");
+        }
+        all.then_some(group)
+    }
+
+    /// The thread of a port.
+    fn takes(&self, lasthop: &Lasthop, port: &str) {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", lasthop.switch())).unwrap().flatten();
+        let mut tasks = tasks.filter(|task| {
+            let name = std::fs::read_to_string(task.path().join("comm")).unwrap_or_default();
+            name.trim_end() == format!("port-{port}")
+        });
+        let thread = tasks.next().expect("it has a thread").file_name();
+        std::fs::write(self.dir.join("tasks"), thread.to_str().unwrap()).unwrap();
+    }
+
+    fn throttled(&self) -> u64 {
+        let stat = std::fs::read_to_string(self.dir.join("cpu.stat")).unwrap();
+        stat.lines().find_map(|line| line.strip_prefix("nr_throttled ")).unwrap().parse().unwrap()
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        for task in std::fs::read_to_string(self.dir.join("tasks")).unwrap_or_default().lines() {
+            let _ = std::fs::write(format!("{}/tasks", self.root), task);
+        }
+        let _ = std::fs::remove_dir(&self.dir);
+    }
+}
+
+/// The control group of one thread has no CPU of its VM's node, and is given one later.
+#[test]
+fn a_thread_that_may_not_be_near_is_named_by_doctor_and_tried_again() {
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some([one, two]) = cpus() else { return };
+    let [first, second, both] = [one.to_string(), two.to_string(), CpuList::from_iter([one, two]).to_string()];
+    let Some(group) = Group::new("/sys/fs/cgroup/cpuset", &[("cpuset.mems", "0"), ("cpuset.cpus", &first)]) else {
+        return;
+    };
+    let _unbound = Unbound([one, two]);
+    let dir = scratch();
+    let system = host(dir.path(), [one, two]);
+    let ports = ["a", "b"].map(|name| Port::listen(name, dir.path()));
+    let lasthop = Lasthop::start_with(&ports, &["--system", system.to_str().unwrap(), "--cpus", &both]);
+    let bystanders = Bystanders::start(&ports[0].socket, &ports[1].socket, [mac(1), mac(2)]);
+    bind(&[two]);
+    wait_at(&lasthop, "near", &second);
+    group.takes(&lasthop, "a");
+    wait_of(&lasthop, "a", "not refused", |place, allowed| {
+        place["state"] == "refused" && allowed == first && place["thread_cpus"] == first.as_str()
+    });
+    let out = lasthop.try_command(&["doctor", "--since-start", "--json"]);
+    let report: Value = serde_json::from_slice(&out.stdout).unwrap();
+    let mut found = report["findings"].as_array().unwrap().iter();
+    let found = found.find(|found| found["kind"] == "near-refused");
+    let found = found.unwrap_or_else(|| panic!("{report}\n{}", place(&lasthop, "a")));
+    assert!(found["port"] == "a" && found["evidence"].to_string().contains("cannot be bound there"), "{found}");
+    let log = lasthop.log();
+    assert!(
+        log.contains("the thread of port a cannot be bound") && log.contains("the VM of port a runs on CPUs"),
+        "{log}"
+    );
+    bystanders.still_exchange();
+    std::fs::write(group.dir.join("cpuset.cpus"), &both).unwrap();
+    wait_at(&lasthop, "near", &second);
+    bystanders.still_exchange();
+}
+
+/// The kernel counts as waiting for a CPU what a quota has a thread stand still. Elsewhere it would stand still, too.
+#[test]
+fn a_thread_that_its_vms_quota_stops_is_not_crowded() {
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some([one, two]) = cpus() else { return };
+    let Some(group) =
+        Group::new("/sys/fs/cgroup/cpu", &[("cpu.cfs_period_us", "100000"), ("cpu.cfs_quota_us", "1000")])
+    else {
+        return;
+    };
+    let _unbound = Unbound([one, two]);
+    let dir = scratch();
+    let system = host(dir.path(), [one, two]);
+    let ports = ["a", "b"].map(|name| Port::listen(name, dir.path()));
+    let both = CpuList::from_iter([one, two]).to_string();
+    let options = ["--system", system.to_str().unwrap(), "--cpus", &both, "--helpers", "none"];
+    let lasthop = Lasthop::start_with(&ports, &options);
+    let [mut a, mut b] = [0, 1].map(|n| Guest::connect(&ports[n].socket, mac(n as u8 + 1), Options::default()));
+    a.greet(&mut b, 1);
+    bind(&[two]);
+    group.takes(&lasthop, "a");
+    let frame = numbered(a.mac, b.mac, 0, 1400);
+    let (end, mut seen) = (Instant::now() + LONG, None);
+    // In each of three looks in a row, and some more, after it has been seen to be stopped.
+    while seen.is_none_or(|seen| group.throttled() < seen + 100) {
+        while a.try_send(VnetHdr::default(), &frame) {}
+        while b.try_recv().is_some() {}
+        let place = place(&lasthop, "a");
+        assert_ne!(place["state"], "crowded", "{place}\n{}", lasthop.log());
+        if place["state"] == "near" && place["why"].to_string().contains("quota") {
+            seen.get_or_insert_with(|| group.throttled());
+        }
+        assert!(Instant::now() < end, "{place}, {} times throttled\n{}", group.throttled(), lasthop.log());
+    }
+    assert_eq!(allowed(&lasthop, "a"), two.to_string());
+    assert!(
+        lasthop.command(&["show", "a"]).contains("it has to stand still at times, as its control group has a quota")
+    );
+}
+
 /// How near it is can be said where engines are, holds over a start, and is refused where it makes no sense.
 #[test]
 fn how_near_is_said_on_the_command_line_in_the_file_and_at_run_time() {
@@ -241,13 +367,29 @@ fn how_near_is_said_on_the_command_line_in_the_file_and_at_run_time() {
     let lasthop = Lasthop::start_with(&[], &["--near", "off"]);
     assert_eq!(near(&lasthop), "off");
     let switch = lasthop.switch();
-    assert_eq!(lasthop.command(&["engine", "near", "cache"]), "near cache\n");
+    let said = lasthop.command(&["engine", "near", "cache"]);
+    assert!(said.starts_with("near cache\n"), "{said}");
     assert_eq!((near(&lasthop), lasthop.switch()), ("cache".into(), switch), "no other switch is needed");
     let lasthop = lasthop.start_again(None, &[], &["--near", "off"], || ());
     assert_eq!(near(&lasthop), "cache", "it is remembered\n{}", lasthop.log());
     let lasthop = lasthop.start_again(None, &[], &[], || ());
     assert_eq!(near(&lasthop), "node", "the command line says something else\n{}", lasthop.log());
     let file = dir.path().join("lasthop.toml");
+    // A host of one node whose CPUs share nothing.
+    let system = dir.path().join("system");
+    for (file, cpus) in [("cpu/online", "0-1"), ("node/online", "0"), ("node/node0/cpulist", "0-1")] {
+        std::fs::create_dir_all(system.join(file).parent().unwrap()).unwrap();
+        std::fs::write(system.join(file), cpus).unwrap();
+    }
+    let lasthop = lasthop.start_again(None, &[], &["--system", system.to_str().unwrap()], || ());
+    assert!(lasthop.command(&["engine", "list"]).contains("near node: this host has one NUMA node"));
+    let said = lasthop.command(&["engine", "near", "cache"]);
+    assert!(
+        said.starts_with("near cache\nthis host has one NUMA node") && said.contains("no last-level cache"),
+        "{said}"
+    );
+    assert_eq!(lasthop.command(&["engine", "near", "off"]), "near off\n");
+    lasthop.command(&["engine", "near", "node"]);
     let write = |near: &str| std::fs::write(&file, format!("[engines]\nnear = {near}\n")).unwrap();
     let apply = || {
         let out = lasthop.try_command(&["apply", file.to_str().unwrap()]);

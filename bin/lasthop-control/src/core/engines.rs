@@ -42,7 +42,12 @@ impl Core {
     }
 
     /// The supervisor says which there are.
-    pub(super) fn engines_are(&mut self, request: u64, engines: &[EngineInfo], (set, near): ([String; 3], String)) {
+    pub(super) fn engines_are(
+        &mut self,
+        request: u64,
+        engines: &[EngineInfo],
+        (set, near, near_to): ([String; 3], String, u32),
+    ) {
         let Some(answer) = self.engine_lists.remove(&request) else { return };
         // One that has no thread could not be bound to its core, and gets no ring.
         let polls = engines.iter().filter(|engine| engine.kind == EngineKind::Poll && engine.cpu_ns.is_some());
@@ -66,7 +71,7 @@ impl Core {
         });
         let engines = shown.collect();
         let [poll, helper, ports] = set;
-        give(answer, EngineList { engines, poll, helper, ports, near });
+        give(answer, EngineList { engines, poll, helper, ports, near, near_to });
     }
 
     /// Whether one of the port's rings from which packets come is polled by the core with this place among these CPUs, as the switch goes by it.

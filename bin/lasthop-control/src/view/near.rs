@@ -11,6 +11,9 @@ pub(crate) fn place(of: &PortPlace) -> Place {
         thread_cpus: of.thread_cpus.clone(),
         why: match &of.state {
             Nearness::Refused(why) => Some(why.clone()),
+            Nearness::Throttled => {
+                Some("its control group has a quota of processor time, which is used up now and then".into())
+            }
             _ => None,
         },
     }

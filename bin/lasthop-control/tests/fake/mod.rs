@@ -346,7 +346,8 @@ impl Fake {
                 let engines = vec![EngineInfo { kind, cpus, nodes: None, cpu_ns, trouble: None, ports: Vec::new() }];
                 let set = ["3", "all", "all"].map(str::to_owned);
                 let near = "node".to_owned();
-                self.supervisor.send(&SupervisorToControl::Engines { request, engines, set, near }, None).unwrap();
+                let engines = SupervisorToControl::Engines { request, engines, set, near, near_to: 2 };
+                self.supervisor.send(&engines, None).unwrap();
                 return;
             }
             // Whatever is asked of uplinks: port 2 is one, and no other can be made.

@@ -5,7 +5,7 @@ use super::port_threads::Thread;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
@@ -39,7 +39,7 @@ struct Lifted {
 
 /// A mounted hierarchy of control groups that accounts for processor time.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Hierarchy {
+pub struct Hierarchy {
     mount: PathBuf,
     /// Of version 1: what it controls. Version 2 has one hierarchy for everything.
     controller: Option<&'static str>,
@@ -48,8 +48,7 @@ struct Hierarchy {
 impl CgroupAccounting {
     /// With whatever hierarchies there are.
     pub fn new() -> Self {
-        let mounts = fs::read_to_string("/proc/mounts").unwrap_or_default();
-        let hierarchies = hierarchies(&mounts);
+        let hierarchies = mounted();
         if hierarchies.is_empty() {
             warn!("--vm-cgroup: no control groups for processor time are mounted; ports' threads stay where they are");
         }
@@ -183,6 +182,25 @@ impl Hierarchy {
     }
 }
 
+/// Those that are mounted.
+pub fn mounted() -> Vec<Hierarchy> {
+    hierarchies(&fs::read_to_string("/proc/mounts").unwrap_or_default())
+}
+
+/// How often a quota has stopped somebody in these control groups, which some /proc/PID/cgroup has, or in those around them: each stops all that is inside.
+pub fn throttled(hierarchies: &[Hierarchy], groups: &str) -> u64 {
+    let paths = hierarchies.iter().filter_map(|hierarchy| Some((hierarchy, hierarchy.group(groups)?)));
+    let around = paths.flat_map(|(hierarchy, group)| {
+        let group = Path::new(group.trim_start_matches('/'));
+        group.ancestors().map(|group| hierarchy.mount.join(group).join("cpu.stat"))
+    });
+    let times = around.filter_map(|file| {
+        let stat = fs::read_to_string(file).ok()?;
+        stat.lines().find_map(|line| line.strip_prefix("nr_throttled ")?.parse::<u64>().ok())
+    });
+    times.fold(0, u64::saturating_add)
+}
+
 /// Of /proc/mounts: the hierarchies of version 1 with the controllers cpu and cpuacct, else the one of version 2.
 fn hierarchies(mounts: &str) -> Vec<Hierarchy> {
     let find = |kind: &str, controller: Option<&'static str>| {
@@ -201,7 +219,24 @@ fn hierarchies(mounts: &str) -> Vec<Hierarchy> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::path::Path;
+
+    #[test]
+    fn quotas_of_a_group_and_of_those_around_it_count() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |group: &str, text: &str| {
+            let group = dir.path().join(group);
+            fs::create_dir_all(&group).unwrap();
+            fs::write(group.join("cpu.stat"), text).unwrap();
+        };
+        write("", "usage_usec 7\n");
+        write("machine", "nr_periods 10\nnr_throttled 4\nthrottled_time 5\n");
+        write("machine/vm1", "nr_periods 9\nnr_throttled 30\n");
+        write("other", "nr_throttled 500\n");
+        let all = [Hierarchy { mount: dir.path().to_owned(), controller: None }];
+        assert_eq!(throttled(&all, "0::/machine/vm1\n"), 34);
+        assert_eq!(throttled(&all, "0::/machine/vm2\n"), 4, "it has none of its own");
+        assert_eq!((throttled(&all, "0::/\n"), throttled(&all, ""), throttled(&[], "0::/machine\n")), (0, 0, 0));
+    }
 
     #[test]
     fn files_of_both_versions() {

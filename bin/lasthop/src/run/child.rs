@@ -371,6 +371,11 @@ impl<S: Serialize + 'static, R: DeserializeOwned + 'static> Child<S, R> {
         }
     }
 
+    /// Whether there are such that have not been sent yet.
+    pub fn has_unsent(&self, which: impl Fn(&S) -> bool) -> bool {
+        self.running.iter().any(|running| running.queue.iter().any(|(message, _)| which(message)))
+    }
+
     /// Sends as much as the channel has room for.
     pub fn flush(&mut self, epoll: &Epoll) {
         let Some(running) = &mut self.running else { return };

@@ -579,7 +579,8 @@ impl Supervisor {
         let trouble = engines.trouble_of_ports(&allowed).filter(|_| !ports.is_empty());
         all.push(EngineInfo { kind: EngineKind::Ports, cpus, nodes, cpu_ns, trouble, ports });
         let (set, near) = (engines.shown(), engines.near.name().to_owned());
-        self.control.send(SupervisorToControl::Engines { request, engines: all, set, near }, None);
+        let near_to = u32::try_from(self.followed.places_to_be()).unwrap_or(u32::MAX);
+        self.control.send(SupervisorToControl::Engines { request, engines: all, set, near, near_to }, None);
     }
 }
 

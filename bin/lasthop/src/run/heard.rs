@@ -57,7 +57,7 @@ impl Supervisor {
         if let Some(cgroup_accounting) = &mut self.cgroup_accounting {
             cgroup_accounting.set_vm(port.0, None, self.port_threads.of(port.0, self.switch.pid()));
         }
-        self.followed.set_vm(port.0, None);
+        self.followed.end(port.0);
         if let Some(uplink) = self.uplinks.get_mut(&port.0) {
             uplink.connection_closed(now, reason);
         } else if let Some(port) = self.ports.get_mut(&port.0) {

@@ -47,6 +47,7 @@ impl Supervisor {
             self.monitor.forget(*id);
         }
         self.port_threads.forget_all();
+        self.followed.switch_ended(now);
         self.sessions.switch_gone();
         self.uplinks.values_mut().for_each(|uplink| uplink.switch_gone(now));
         self.replaced.note("switch", &ended.why, now);

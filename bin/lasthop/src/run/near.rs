@@ -2,12 +2,12 @@
 //! `ports` that are on the same NUMA node, or share a cache. What is made of that is in [`law`]; why it is done so in `docs/engines.md`.
 
 mod law;
+mod told;
 
-use super::engines::allowed_cpus;
+use super::cgroup_accounting::{Hierarchy, mounted, throttled};
 use super::port_threads::{PortThreads, Thread};
-use super::supervisor::Supervisor;
 use lasthop_hostview::topology;
-use lasthop_management_ipc::{Nearness, PortPlace, SupervisorToControl};
+use lasthop_management_ipc::{Nearness, PortPlace};
 use lasthop_sys::CpuList;
 use lasthop_types::PortId;
 use law::{Domain, Law, Place, there};
@@ -22,7 +22,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::{Duration, Instant};
-use tracing::{info, warn};
+use told::Told;
 
 /// All VMs are looked at this often while ports' threads work, and more and more seldom, down to [`SELDOM`], while none does.
 const OFTEN: Duration = Duration::from_secs(1);
@@ -36,6 +36,12 @@ const MOST_REST: Duration = Duration::from_secs(2);
 const MOST_THREADS: usize = 512;
 /// A VM that has used less than this since it was looked at, in ticks, is where it was.
 const FEW_TICKS: u64 = 2;
+/// It is looked this often whether CPUs have come or gone: one file is read.
+const HOST_EVERY: Duration = Duration::from_secs(60);
+/// So long after a switch has ended a VM is known that has not come back to the next one.
+const COMES_BACK: Duration = Duration::from_secs(60);
+/// A thread that may not be bound is tried again after so long.
+const AGAIN: Duration = Duration::from_secs(60);
 
 /// How near to its VM the thread of a port is kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
@@ -93,8 +99,15 @@ pub struct Followed {
     system: PathBuf,
     /// All of the host.
     nodes: Vec<(u32, CpuList)>,
+    /// CPUs that were online when it was looked at last, and when that is done again.
+    online: CpuList,
+    host_at: Instant,
     /// Finest first, without those that have all CPUs; none: there is nothing to be near to.
     domains: Vec<Domain>,
+    /// Whether there has ever been something: it may come back.
+    was_on: bool,
+    /// Control groups, where threads may be stopped by a quota.
+    hierarchies: Vec<Hierarchy>,
     /// By port number.
     vms: BTreeMap<u32, Vm>,
     /// Ports that are still to be looked at in this round.
@@ -104,26 +117,42 @@ pub struct Followed {
     pause: Duration,
     /// Whether a thread has worked since the round before.
     worked: bool,
-    /// What control has been told, if it was told something.
-    told: Option<Vec<PortPlace>>,
+    told: Told,
     complained: bool,
+    /// For the log, which has names of ports that are not known here.
+    said: Vec<(u32, Said)>,
 }
 
-/// What another program of this process goes on with: port, process, and CPUs of where it is, if it is somewhere.
+/// What is said of a port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Said {
+    Runs(String),
+    Refused(CpuList, Errno),
+}
+
+/// What another program of this process goes on with: port, process (0: not seen), and CPUs of where it is, if it is somewhere.
 pub type FollowedState = Vec<(u32, u32, Option<String>)>;
 
 /// The process at the other end of a port.
 #[derive(Debug, Default)]
 struct Vm {
+    /// 0: it is not seen, as from another PID namespace.
     process: u32,
+    /// Its connection has ended: until somebody else connects the thread may run anywhere.
+    gone: bool,
+    /// The switch has ended, and it has not come back to the next one yet; by then it is gone.
+    until: Option<Instant>,
     /// Ticks that its threads had used when it was last judged.
     used: BTreeMap<i32, u64>,
     law: Law,
     /// What the port's thread had used, and waited for, when it was last looked at, and when that was.
     thread: Option<(Thread, (u64, u64), Instant)>,
     has_thread: bool,
+    /// The thread's control groups, and how often their quota had stopped somebody, when that was last looked at.
+    throttled: Option<(String, u64)>,
     put: Option<Put>,
-    refused: Option<Errno>,
+    /// Why the thread could not be bound, and when it is tried again.
+    refused: Option<(Errno, Instant)>,
 }
 
 /// Where a port's thread was last put.
@@ -164,15 +193,20 @@ impl Followed {
             near,
             system: system.to_owned(),
             nodes: Vec::new(),
+            online: CpuList::default(),
+            host_at: Instant::now() + HOST_EVERY,
             domains: Vec::new(),
+            was_on: false,
+            hierarchies: mounted(),
             vms: BTreeMap::new(),
             round: Vec::new(),
             begun: Instant::now(),
             next: None,
             pause: OFTEN,
             worked: false,
-            told: None,
+            told: Told::default(),
             complained: false,
+            said: Vec::new(),
         };
         followed.hurry();
         followed
@@ -187,14 +221,16 @@ impl Followed {
     /// CPUs of the host, or of the engine `ports`, may be others now.
     pub fn hurry(&mut self) {
         (self.round, self.next, self.pause) = (Vec::new(), None, OFTEN);
+        self.online = topology::online(&self.system.join("cpu"));
         self.nodes = topology::nodes(&self.system);
         let domains = domains(self.near, &self.nodes, &self.system);
+        self.was_on |= !domains.is_empty();
         if domains == self.domains {
             return;
         }
         self.domains = domains;
         for vm in self.vms.values_mut() {
-            *vm = Vm { process: vm.process, put: vm.put.take(), ..Vm::default() };
+            *vm = Vm { process: vm.process, gone: vm.gone, until: vm.until, put: vm.put.take(), ..Vm::default() };
         }
     }
 
@@ -205,18 +241,37 @@ impl Followed {
         (self.nodes.len() > 1).then(|| on.to_string())
     }
 
-    /// The process at the other end of the port's connection, if it is known; `None`: it is gone.
-    pub fn set_vm(&mut self, port: u32, process: Option<u32>) {
-        // The same one has come back, to another switch: it runs where it did.
-        if process.is_some() && self.vms.get(&port).map(|vm| vm.process) == process {
+    /// Nodes and caches among which there is something to choose.
+    pub fn places_to_be(&self) -> usize {
+        self.domains.len()
+    }
+
+    /// This process is at the other end of the port's connection; 0: it is not seen.
+    pub fn set_vm(&mut self, port: u32, process: u32) {
+        let before = self.vms.entry(port).or_default();
+        if process != 0 && before.process == process && !before.gone {
+            // The same one has come back, to another switch: it runs where it did.
+            before.until = None;
             return;
         }
-        let before = self.vms.remove(&port);
-        if process.is_some() || before.is_some() {
-            // Until somebody else connects, who is process 0 here, the thread may run anywhere.
-            let put = before.and_then(|vm| vm.put);
-            self.vms.insert(port, Vm { process: process.unwrap_or(0), put, ..Vm::default() });
+        *before = Vm { process, put: before.put.take(), ..Vm::default() };
+        self.look_soon();
+    }
+
+    /// The port's connection has ended.
+    pub fn end(&mut self, port: u32) {
+        if let Some(vm) = self.vms.get_mut(&port) {
+            *vm = Vm { gone: true, put: vm.put.take(), ..Vm::default() };
+            self.look_soon();
         }
+    }
+
+    /// The switch has ended, and with it all connections: VMs are to come back to the next one.
+    pub fn switch_ended(&mut self, now: Instant) {
+        self.vms.values_mut().for_each(|vm| vm.until = vm.until.or(Some(now + COMES_BACK)));
+    }
+
+    fn look_soon(&mut self) {
         self.pause = OFTEN;
         let soon = Instant::now() + OFTEN;
         self.next = self.next.map(|next| next.min(soon));
@@ -233,7 +288,8 @@ impl Followed {
             && let Some(vm) = self.vms.get_mut(&port)
         {
             (vm.put, vm.has_thread) = (None, true);
-            vm.keep(port, thread, (&self.domains, cpus), &mut self.complained);
+            let refused = vm.keep(thread, (&self.domains, cpus), Instant::now());
+            self.complain(port, refused);
         }
     }
 
@@ -244,14 +300,17 @@ impl Followed {
     /// When [`Followed::step`] has something to do.
     pub fn deadline(&self, now: Instant) -> Option<Instant> {
         let any = self.vms.values().any(|vm| self.is_on() || vm.put.is_some());
-        any.then(|| self.next.unwrap_or(now))
+        // CPUs that have gone may come back.
+        let host = (self.was_on && self.near != Near::Off && !self.vms.is_empty()).then_some(self.host_at);
+        if any || self.told.is_late() { Some(self.next.unwrap_or(now)) } else { host }
     }
 
-    /// Looks at some of the VMs. Where all are, if that was to be said.
-    fn step(&mut self, threads: Threads<'_>, now: Instant) -> Option<Vec<PortPlace>> {
+    /// Looks at some of the VMs. Whether all have been looked at.
+    fn step(&mut self, threads: Threads<'_>, now: Instant) -> bool {
         let start = own_time();
         let took = || own_time().saturating_sub(start);
         if self.round.is_empty() {
+            self.look_at_host(now);
             // The last ones are taken first.
             self.round = self.vms.keys().rev().copied().collect();
             (self.begun, self.worked) = (now, false);
@@ -263,10 +322,6 @@ impl Followed {
             }
         }
         let done = self.round.is_empty();
-        let places = done.then(|| self.places(threads.cpus)).filter(|places| self.told.as_ref() != Some(places));
-        if places.is_some() {
-            self.told.clone_from(&places);
-        }
         // What it takes is bounded, however many VMs and threads there are.
         let rest = Instant::now() + (took() * REST).min(MOST_REST);
         self.next = Some(rest);
@@ -274,7 +329,17 @@ impl Followed {
             self.pause = if self.worked { OFTEN } else { (self.pause * 2).min(SELDOM) };
             self.next = Some(rest.max(self.begun + self.pause));
         }
-        places
+        done
+    }
+
+    /// CPUs may have come or gone.
+    fn look_at_host(&mut self, now: Instant) {
+        if self.near != Near::Off && self.host_at <= now {
+            self.host_at = now + HOST_EVERY;
+            if topology::online(&self.system.join("cpu")) != self.online {
+                self.hurry();
+            }
+        }
     }
 
     /// Looks where the VM of a port has run, unless nothing was done for it. Whether something was.
@@ -282,36 +347,50 @@ impl Followed {
         let (on, thread) = (self.is_on(), threads.of(port));
         let Some(vm) = self.vms.get_mut(&port) else { return false };
         vm.has_thread = thread.is_some();
-        let worked = on && vm.process != 0 && vm.has_worked(thread, threads.is_polled(port), now);
+        let over = vm.gone || vm.until.is_some_and(|until| until <= now);
+        let is_seen = on && vm.process != 0 && !vm.gone && vm.until.is_none();
+        let worked = is_seen && vm.has_worked(thread, threads.is_polled(port), &self.hierarchies, now);
         if worked && vm.look(&self.domains) {
             let domain = vm.at().and_then(|at| self.domains.get(at));
             let place = domain.map_or_else(|| "all over the host".into(), |domain| format!("on CPUs {}", domain.cpus));
-            info!("the VM of port {port} runs {place}");
+            self.said.push((port, Said::Runs(place)));
         }
-        if let Some((thread, _)) = thread {
-            vm.keep(port, thread, (&self.domains, threads.cpus), &mut self.complained);
+        if over {
+            vm.law = Law::default();
         }
+        let refused = thread.and_then(|(thread, _)| vm.keep(thread, (&self.domains, threads.cpus), now));
         if !on {
             vm.put = None;
         }
-        if vm.process == 0 {
+        if over {
             self.vms.remove(&port);
         }
+        self.complain(port, refused);
         worked
+    }
+
+    /// Once: `doctor` says of which ports.
+    fn complain(&mut self, port: u32, refused: Option<(CpuList, Errno)>) {
+        if let Some((cpus, why)) = refused
+            && !std::mem::replace(&mut self.complained, true)
+        {
+            self.said.push((port, Said::Refused(cpus, why)));
+        }
     }
 
     /// Where all are. `cpus`: those of ports' threads.
     fn places(&self, cpus: &CpuList) -> Vec<PortPlace> {
-        let all = self.vms.iter().filter(|(_, vm)| self.is_on() && vm.process != 0);
+        let all = self.vms.iter().filter(|(_, vm)| self.is_on() && !vm.gone);
         let place = |(port, vm): (&u32, &Vm)| {
             let domain = vm.at().and_then(|at| self.domains.get(at));
             let near = vm.at().and_then(|at| there(&self.domains, at, cpus));
             let state = match (vm.refused, vm.law.place()) {
                 (_, None) => Nearness::Unknown,
-                (Some(why), _) => Nearness::Refused(why.to_string()),
+                (Some((why, _)), _) => Nearness::Refused(why.to_string()),
                 (_, Some(Place::Spread)) => Nearness::Spread,
                 _ if near.is_none() => Nearness::NoCpu,
                 _ if vm.law.is_free() => Nearness::Crowded,
+                _ if vm.law.is_throttled() => Nearness::Throttled,
                 _ => Nearness::Near,
             };
             PortPlace {
@@ -328,7 +407,8 @@ impl Followed {
     /// What another program of this process goes on with.
     pub fn hand_over(&self) -> FollowedState {
         let at = |vm: &Vm| Some(self.domains.get(vm.at()?)?.cpus.to_string());
-        let vms = self.vms.iter().filter(|(_, vm)| vm.process != 0);
+        // Who has not come back from a switch that ended is to be heard of first.
+        let vms = self.vms.iter().filter(|(_, vm)| !vm.gone && vm.until.is_none());
         vms.map(|(port, vm)| (*port, vm.process, at(vm))).collect()
     }
 
@@ -352,12 +432,27 @@ impl Vm {
     }
 
     /// Whether its port's thread has worked since it was last looked at. One without a thread has nothing to do, or is polled.
-    fn has_worked(&mut self, thread: Option<(Thread, (u64, u64))>, polled: bool, now: Instant) -> bool {
+    fn has_worked(
+        &mut self,
+        thread: Option<(Thread, (u64, u64))>,
+        polled: bool,
+        hierarchies: &[Hierarchy],
+        now: Instant,
+    ) -> bool {
         let Some((thread, times)) = thread else { return polled };
         let before = self.thread.replace((thread, times, now)).filter(|(before, ..)| *before == thread);
         let Some((_, before, at)) = before else { return true };
         let [ran, waited] = [times.0.saturating_sub(before.0), times.1.saturating_sub(before.1)];
-        self.law.waited(ran, waited, now.saturating_duration_since(at), now);
+        let stopped = || {
+            let groups = fs::read_to_string(thread.proc().join("cgroup")).unwrap_or_default();
+            let times = throttled(hierarchies, &groups);
+            let before = self.throttled.replace((groups.clone(), times));
+            before.is_some_and(|(before, had)| before == groups && had < times)
+        };
+        // Of one that may not be near it says nothing.
+        if self.refused.is_none() {
+            self.law.waited([ran, waited], now.saturating_duration_since(at), now, stopped);
+        }
         times != before
     }
 
@@ -376,28 +471,32 @@ impl Vm {
         self.law.looked(domains, &on)
     }
 
-    /// Puts the port's thread where it is to run, if it is not there.
-    fn keep(&mut self, port: u32, thread: Thread, (domains, ports): (&[Domain], &CpuList), complained: &mut bool) {
+    /// Puts the port's thread where it is to run, if it is not there. Where that was, and why, if it is refused.
+    fn keep(
+        &mut self,
+        thread: Thread,
+        (domains, ports): (&[Domain], &CpuList),
+        now: Instant,
+    ) -> Option<(CpuList, Errno)> {
         let cpus = self.law.cpus(domains, ports);
         let is_there = self.put.as_ref().is_some_and(|put| {
             put.thread == thread && put.cpus == cpus && bound(thread).is_none_or(|bound| put.bound == bound)
         });
+        let is_there = is_there && self.refused.is_none_or(|(_, again)| now < again);
         // Its number is the switch's word, so it is looked up among its threads.
         if is_there || cpus.is_empty() || !thread.proc().exists() {
-            return;
+            return None;
         }
         // It may have ended meanwhile.
-        self.refused = bind(thread, &cpus).err().filter(|why| *why != Errno::SRCH);
-        if let Some(why) = self.refused
-            && !std::mem::replace(complained, true)
-        {
-            warn!(
-                "--near: the thread of port {port} cannot be bound to CPUs {cpus}: {why}; it takes the rights of root, CAP_SYS_NICE, or the same user, and a \
-                 control group (cpuset) that has one of these CPUs; threads that cannot stay where they are"
-            );
+        let refused = bind(thread, &cpus).err().filter(|why| *why != Errno::SRCH);
+        if refused.is_some() {
+            // It may be where its VM was.
+            let _ = bind(thread, ports);
         }
+        self.refused = refused.map(|why| (why, now + AGAIN));
         let bound = bound(thread).unwrap_or_else(|| cpus.clone());
-        self.put = Some(Put { thread, cpus, bound });
+        self.put = Some(Put { thread, cpus: cpus.clone(), bound });
+        Some((cpus, refused?))
     }
 }
 
@@ -443,7 +542,8 @@ fn threads(task: &Path) -> BTreeMap<i32, (u64, usize)> {
     let all = fs::read_dir(task).into_iter().flatten().flatten().take(MOST_THREADS);
     all.filter_map(|thread| {
         let number = thread.file_name().to_str()?.parse().ok()?;
-        Some((number, ran(&fs::read_to_string(thread.path().join("stat")).ok()?)?))
+        // Its name may be any bytes.
+        Some((number, ran(&String::from_utf8_lossy(&fs::read(thread.path().join("stat")).ok()?))?))
     })
     .collect()
 }
@@ -454,57 +554,6 @@ fn ran(stat: &str) -> Option<(u64, usize)> {
     let fields: Vec<&str> = fields.split_ascii_whitespace().collect();
     let field = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();
     Some((field(14)?.saturating_add(field(15)?), usize::try_from(field(39)?).ok()?))
-}
-
-impl Supervisor {
-    /// Threads of ports are where they are to be.
-    pub(super) fn step_threads(&mut self, now: Instant) {
-        self.cgroup_accounting.iter_mut().for_each(|cgroup_accounting| cgroup_accounting.step(now));
-        if self.followed.deadline(now).is_some_and(|due| due <= now) {
-            let cpus = self.cpus_of_ports();
-            let polled = self.ports.keys().copied().filter(|port| self.is_polled(PortId(*port))).collect();
-            let (of_ports, switch) = (&self.port_threads, self.switch.pid());
-            let threads = Threads { of_ports, switch, cpus: &cpus, polled: &polled };
-            if let Some(places) = self.followed.step(threads, now) {
-                self.control.send(SupervisorToControl::Places(places), None);
-            }
-        }
-    }
-
-    /// When that has something to do.
-    pub(super) fn threads_deadline(&self) -> Option<Instant> {
-        let cgroup_accounting =
-            self.cgroup_accounting.as_ref().and_then(super::cgroup_accounting::CgroupAccounting::deadline);
-        cgroup_accounting.into_iter().chain(self.followed.deadline(Instant::now())).min()
-    }
-
-    /// A new control knows nothing.
-    pub(super) fn tell_places(&mut self) {
-        self.control.send(SupervisorToControl::Places(self.followed.told.clone().unwrap_or_default()), None);
-    }
-
-    /// From now on threads are kept so near to their VMs.
-    pub(super) fn keep_near(&mut self, near: Near) {
-        self.followed.set_near(near);
-        self.followed.told = Some(Vec::new());
-        self.tell_places();
-    }
-
-    /// The port's thread has just been started, or has been put into another control group.
-    pub(super) fn place_thread(&mut self, port: PortId) {
-        if let Some(thread) = self.port_threads.of(port.0, self.switch.pid()) {
-            let cpus = self.cpus_of_ports();
-            self.followed.place(port.0, thread, &cpus);
-        }
-    }
-
-    /// Those that are online.
-    fn cpus_of_ports(&self) -> CpuList {
-        let allowed = allowed_cpus().unwrap_or_default();
-        let cpus = self.engines.now.of_threads().unwrap_or_else(|| allowed.clone());
-        let online: CpuList = cpus.iter().filter(|cpu| allowed.contains(*cpu)).collect();
-        if online.is_empty() { cpus } else { online }
-    }
 }
 
 #[cfg(test)]

@@ -149,7 +149,7 @@ impl Supervisor {
                 if let Some(cgroup_accounting) = &mut self.cgroup_accounting {
                     cgroup_accounting.set_vm(id.0, tgid, self.port_threads.of(id.0, self.switch.pid()));
                 }
-                self.followed.set_vm(id.0, tgid);
+                self.followed.set_vm(id.0, tgid.unwrap_or(0));
                 let tgid = tgid.filter(|_| self.monitor.is_live());
                 let vm = tgid.and_then(|tgid| self.monitor.register(id.0, tgid));
                 self.sessions.set_vm(id, vm);
@@ -207,7 +207,7 @@ impl Supervisor {
 }
 
 /// The process at the other end: the one that called connect(2), or listen(2) where we did. That is the VMM, unless
-/// somebody else made the socket for it.
+/// somebody else made the socket for it. `None` if it is not seen, as from another PID namespace.
 fn peer(connection: &OwnedFd) -> Option<u32> {
     let pid = socket_peercred(connection).ok()?.pid.as_raw_nonzero().get();
     u32::try_from(pid).ok()

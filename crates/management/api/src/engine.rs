@@ -37,4 +37,7 @@ pub struct EngineList {
     /// How near ports' threads are kept to their VMs: `off`, `node` or `cache`.
     #[serde(default)]
     pub near: String,
+    /// Among how many nodes and caches of this host they can be; 0: there is nothing to choose, or it is `off`.
+    #[serde(default)]
+    pub near_to: u32,
 }

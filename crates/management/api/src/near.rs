@@ -15,7 +15,7 @@ pub struct Place {
     pub vm_cpus: String,
     /// CPUs on which the port's own thread may run; null while it has none, as where cores poll.
     pub thread_cpus: Option<String>,
-    /// Why it is refused.
+    /// Why it is refused; of `near`, what stops the thread there.
     pub why: Option<String>,
 }
 
@@ -31,6 +31,9 @@ impl Place {
         let Some(cpus) = &self.thread_cpus else { return vm };
         let why = match self.state.as_str() {
             "no-cpu" => "; ports' threads have none there (`lasthop engine list`)".to_owned(),
+            "near" => {
+                self.why.as_ref().map_or_else(String::new, |why| format!(": it has to stand still at times, as {why}"))
+            }
             "crowded" => ": it had to wait for those, as others keep them busy".to_owned(),
             "refused" => {
                 format!(": it cannot be bound there ({})", self.why.as_deref().unwrap_or("no reason is known"))
@@ -62,6 +65,8 @@ mod tests {
         ] {
             assert_eq!(place.said(), words);
         }
+        let stopped = Place { why: Some("it is so".into()), ..place("near", "4-7", Some("4-5")) };
+        assert!(stopped.said().ends_with("and its thread on CPUs 4-5: it has to stand still at times, as it is so"));
         assert!(place("no-cpu", "4-7", Some("0-3")).said().contains("have none there"));
         assert!(place("refused", "4-7", Some("0-3")).said().ends_with("(EPERM)"));
     }

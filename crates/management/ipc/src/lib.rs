@@ -10,7 +10,7 @@ pub use engines::{EngineChange, EngineInfo, EngineKind};
 use lasthop_ipc::RateLimit;
 use lasthop_types::PortId;
 use lasthop_uplink_ipc::{UplinkCounters, UplinkDevice, UplinkDriver, VlanMac};
-pub use near::{Nearness, PortPlace};
+pub use near::{Nearness, PlaceNews, PortPlace};
 pub use offload::{OffloadFigures, OffloadState, OffloadToSupervisor, SupervisorToOffload};
 use serde::{Deserialize, Serialize};
 
@@ -130,8 +130,8 @@ pub enum SupervisorToControl {
     /// How the bounds of processor time are kept, of all ports that have one for what their guests send, and of all that have one for what is copied to
     /// them. Said after each `Done`, and when one was taken away.
     CpuBounds([Vec<CpuBound>; 2]),
-    /// Where VMs run, and their ports' threads, as far as that is followed; said whenever it is otherwise.
-    Places(Vec<PortPlace>),
+    /// Where VMs run, and their ports' threads, as far as that is followed; what is otherwise is said, in several of these if it is much.
+    Places(Vec<PlaceNews>),
     /// All mirrors; before `Ports`, and after every change.
     Mirrors(Vec<MirrorConfig>),
     /// Answer to `MirrorAdd` and `MirrorDel`: an error says what is wrong and what to do.
@@ -167,6 +167,8 @@ pub enum SupervisorToControl {
         set: [String; 3],
         /// How near ports' threads are kept to their VMs: `off`, `node` or `cache`.
         near: String,
+        /// Among how many nodes and caches they can be.
+        near_to: u32,
     },
     /// The socket of Open vSwitch's programs, which travels with this message, in place of the one that `lasthop-ovs` has.
     OvsSocket,

@@ -2,6 +2,29 @@
 
 use lasthop_types::PortId;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// What has become of places since they were last told.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum PlaceNews {
+    /// What was told before is void.
+    NoneKnown,
+    /// This one is.
+    Gone(PortId),
+    /// One is so now.
+    Is(PortPlace),
+}
+
+impl PlaceNews {
+    /// By one who knows these.
+    pub fn heard_by(self, known: &mut BTreeMap<PortId, PortPlace>) {
+        match self {
+            Self::NoneKnown => known.clear(),
+            Self::Gone(port) => drop(known.remove(&port)),
+            Self::Is(place) => drop(known.insert(place.port, place)),
+        }
+    }
+}
 
 /// Where the VM behind a port runs, and on which CPUs the port's own thread may for that.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,6 +52,8 @@ pub enum Nearness {
     Spread,
     /// Ports' threads have no CPU there.
     NoCpu,
+    /// It does, and a quota of processor time stops it there now and then, its VM's or lasthop's own.
+    Throttled,
     /// They have, and others keep it busy: the thread had to wait, and may run anywhere for a while.
     Crowded,
     /// The kernel does not let the thread be bound, and why.
@@ -43,6 +68,7 @@ impl Nearness {
             Self::Near => "near",
             Self::Spread => "spread",
             Self::NoCpu => "no-cpu",
+            Self::Throttled => "near",
             Self::Crowded => "crowded",
             Self::Refused(_) => "refused",
         }

@@ -44,12 +44,16 @@ pub(super) struct Law {
     place: Option<Place>,
     /// What the last looks say, if that is something else, and how many of them in a row.
     next: Option<(Place, u8)>,
+    /// What the last looks say together, all of which say that it is not where it was, and how many they are.
+    away: Option<(Place, u8)>,
     /// In how many looks in a row the thread has had to wait, and in how many it had not.
     waits: u8,
     calm: u32,
     leave: Duration,
     /// Until when it may run anywhere.
     free_until: Option<Instant>,
+    /// Whether a quota has stopped the thread when it had to wait, not long ago.
+    throttled: bool,
 }
 
 impl Law {
@@ -68,6 +72,11 @@ impl Law {
         self.free_until.is_some()
     }
 
+    /// Whether a quota of processor time stops its thread now and then.
+    pub fn is_throttled(&self) -> bool {
+        self.throttled
+    }
+
     /// The VM has used this much processor time on each CPU since the last look. `domains`: finest first. True if it is somewhere else than it was.
     pub fn looked(&mut self, domains: &[Domain], used: &BTreeMap<usize, u64>) -> bool {
         let all: u64 = used.values().sum();
@@ -80,28 +89,50 @@ impl Law {
         // To be believed to be there takes three quarters of its time, to be so no more less than a half: in between nothing flaps.
         let most = domains.iter().position(|domain| within(domain).saturating_mul(4) >= all.saturating_mul(3));
         let mut seen = most.map_or(Place::Spread, Place::At);
-        if let Some(Place::At(now)) = self.place
-            && let Some(here) = domains.get(now)
-            && within(here).saturating_mul(2) >= all
-            && !most.and_then(|most| domains.get(most)).is_some_and(|most| most.is_finer_than(here))
+        let here = self.place.and_then(|place| if let Place::At(at) = place { domains.get(at) } else { None });
+        let still_here = here.filter(|here| within(here).saturating_mul(2) >= all);
+        let finer = |here| most.and_then(|most| domains.get(most)).is_some_and(|most| most.is_finer_than(here));
+        if let Some(place) = self.place
+            && still_here.is_some_and(|here| !finer(here))
         {
-            seen = Place::At(now);
+            seen = place;
         }
         if self.place == Some(seen) {
-            self.next = None;
+            (self.next, self.away) = (None, None);
             return false;
         }
         let times = self.next.filter(|(next, _)| *next == seen).map_or(1, |(_, times)| times + 1);
-        if times < LOOKS {
-            self.next = Some((seen, times));
+        if times >= LOOKS {
+            *self = Self { place: Some(seen), ..Self::default() };
+            return true;
+        }
+        self.next = Some((seen, times));
+        if still_here.is_some() {
+            self.away = None;
             return false;
         }
-        *self = Self { place: Some(seen), ..Self::default() };
+        self.went_away(domains, seen, times)
+    }
+
+    /// It has been seen somewhere else, though not at the same place in each look: where it was it is no more. True if it is said to be somewhere else now.
+    fn went_away(&mut self, domains: &[Domain], seen: Place, times: u8) -> bool {
+        let (together, looks) = self.away.map_or((seen, 1), |(before, looks)| (both(domains, before, seen), looks + 1));
+        self.away = Some((together, looks));
+        // One that may be at a single place is given one look more.
+        if looks < LOOKS || (looks == LOOKS && times + 1 == LOOKS) {
+            return false;
+        }
+        if self.place == Some(together) {
+            self.away = None;
+            return false;
+        }
+        *self = Self { place: Some(together), next: self.next, ..Self::default() };
         true
     }
 
-    /// Since the last look, `since` ago, the port's thread has run and has waited for a CPU so many nanoseconds.
-    pub fn waited(&mut self, ran: u64, waited: u64, since: Duration, now: Instant) {
+    /// Since the last look, `since` ago, the port's thread has run and has waited for a CPU so many nanoseconds. `stopped`: whether a quota has stopped it
+    /// meanwhile, which the kernel counts as waiting, too; it is asked if that is of interest.
+    pub fn waited(&mut self, [ran, waited]: [u64; 2], since: Duration, now: Instant, stopped: impl FnOnce() -> bool) {
         if let Some(until) = self.free_until {
             if now < until {
                 return;
@@ -114,8 +145,13 @@ impl Law {
             self.waits = 0;
             self.calm = self.calm.saturating_add(1);
             if self.calm >= CALM {
-                self.leave = Duration::ZERO;
+                (self.leave, self.throttled) = (Duration::ZERO, false);
             }
+            return;
+        }
+        if stopped() {
+            // Elsewhere it would be, too.
+            (self.waits, self.calm, self.throttled) = (0, 0, true);
             return;
         }
         (self.waits, self.calm) = (self.waits + 1, 0);
@@ -132,6 +168,16 @@ impl Law {
             _ => ports.clone(),
         }
     }
+}
+
+/// The finest domain that has both, if there is one.
+fn both(domains: &[Domain], one: Place, other: Place) -> Place {
+    let has = |place: Place, at: usize, domain: &Domain| match place {
+        Place::At(of) => of == at || domains.get(of).is_some_and(|of| of.is_finer_than(domain)),
+        Place::Spread => false,
+    };
+    let mut all = domains.iter().enumerate().filter(|(at, domain)| has(one, *at, domain) && has(other, *at, domain));
+    all.next().map_or(Place::Spread, |(at, _)| Place::At(at))
 }
 
 /// Those in the domain; if there are none, in the finest one around it.

@@ -76,6 +76,11 @@ fn fields_of_a_thread_are_found_whatever_its_name() {
     for broken in ["", "77 (x)", "77 (x) S 1 2", "77 (x) S 1 2 3 4 5 6 7 8 9 10 x 20"] {
         assert_eq!(ran(broken), None, "{broken}");
     }
+    // Any bytes, too: in QEMU a name of a thread may come from a network device's.
+    let dir = tempfile::tempdir().unwrap();
+    fs::create_dir(dir.path().join("77")).unwrap();
+    fs::write(dir.path().join("77/stat"), [b"77 (x\xff\xe9) ".as_slice(), rest.as_bytes()].concat()).unwrap();
+    assert_eq!(threads(dir.path()), BTreeMap::from([(77, (420, 5))]));
     let own = threads(Path::new("/proc/self/task"));
     assert!(own.contains_key(&lasthop_sys::current_thread()), "{own:?}");
 }
@@ -167,7 +172,7 @@ impl Stage {
     }
 
     fn connect(&mut self) {
-        self.followed.set_vm(PORT, Some(self.vm.id()));
+        self.followed.set_vm(PORT, self.vm.id());
     }
 
     fn bind_vm(&self, node: usize) {
@@ -193,11 +198,10 @@ impl Stage {
         self.now += Duration::from_secs(60);
         let (of_ports, switch) = (&self.threads, Some(std::process::id()));
         let threads = Threads { of_ports, switch, cpus: &self.cpus, polled: &self.polled };
-        let mut said = self.followed.step(threads, self.now);
-        while !self.followed.round.is_empty() {
-            said = self.followed.step(threads, self.now);
-        }
-        said
+        while !self.followed.step(threads, self.now) {}
+        let places = self.followed.places(&self.cpus);
+        let is_news = !self.followed.told.news(places.clone()).is_empty();
+        is_news.then_some(places)
     }
 
     /// The VM works a little, and so does the thread; then it is looked.
@@ -269,7 +273,7 @@ fn a_thread_follows_its_vm_and_stays_within_cpus_of_ports() {
     (0..LOOKS_AND_ONE).for_each(|_| drop(stage.look(&port)));
     assert_eq!(port.cpus(), stage.own(1));
     // The VM goes.
-    stage.followed.set_vm(PORT, None);
+    stage.followed.end(PORT);
     assert_eq!(stage.step(), Some(Vec::new()));
     assert_eq!((port.cpus(), stage.followed.deadline(stage.now)), (both, None));
 }
@@ -303,7 +307,7 @@ fn another_thread_is_where_the_vm_is_from_its_start() {
     resumed.place(PORT, Thread { process: std::process::id(), number: port.thread }, &stage.both());
     assert_eq!(port.cpus(), stage.own(1));
     // Another VM may be anywhere.
-    stage.followed.set_vm(PORT, Some(std::process::id()));
+    stage.followed.set_vm(PORT, std::process::id());
     stage.has(port.thread);
     assert_eq!(port.cpus(), stage.both().to_string());
 }
@@ -326,16 +330,116 @@ fn of_a_port_that_a_core_polls_no_thread_is_placed() {
 
 const LOOKS_AND_ONE: u8 = law::LOOKS + 1;
 
+/// Its process is in another PID namespace.
+#[test]
+fn of_a_vm_that_is_not_seen_it_is_said_that_nothing_is_known() {
+    let Some(mut stage) = Stage::set() else { return };
+    let port = Running::start();
+    stage.followed.set_vm(PORT, 0);
+    stage.has(port.thread);
+    let both = stage.both().to_string();
+    let unknown = PortPlace {
+        port: PortId(PORT),
+        node: None,
+        vm_cpus: String::new(),
+        thread_cpus: Some(both.clone()),
+        state: Nearness::Unknown,
+    };
+    assert_eq!(stage.look(&port), Some(vec![unknown]));
+    assert!((0..LOOKS_AND_ONE).all(|_| stage.look(&port).is_none()));
+    assert_eq!(port.cpus(), both);
+    // Another program of this process knows no more of it.
+    let mut resumed = Followed::new(Near::Node, stage.host.0.path());
+    resumed.resume(stage.followed.hand_over());
+    assert_eq!(resumed.places(&stage.cpus)[0].state, Nearness::Unknown);
+    stage.followed.end(PORT);
+    assert_eq!(stage.step(), Some(Vec::new()));
+}
+
+/// It was looked at once a second for ever, where cores poll.
+#[test]
+fn a_vm_that_does_not_come_back_to_the_next_switch_is_forgotten() {
+    let Some(mut stage) = Stage::set() else { return };
+    let port = Running::start();
+    stage.polled.insert(PORT);
+    (0..LOOKS_AND_ONE).for_each(|_| drop(stage.look(&port)));
+    assert!(stage.followed.worked);
+    stage.threads.forget_all();
+    stage.followed.switch_ended(stage.now);
+    // It comes back in time, and is where it was.
+    stage.connect();
+    stage.step();
+    assert!(stage.followed.worked && stage.followed.vms.len() == 1);
+    // Another switch ends. It is not looked at before it is back.
+    stage.now -= Duration::from_secs(59);
+    stage.followed.switch_ended(stage.now + Duration::from_secs(59));
+    assert_eq!((stage.step(), stage.followed.worked), (None, false));
+    assert!(stage.followed.pause > OFTEN);
+    assert_eq!(stage.followed.hand_over(), [], "another program of this process does not follow it either");
+    assert_eq!(stage.step(), Some(Vec::new()));
+    assert_eq!(stage.followed.deadline(stage.now), None);
+}
+
+#[test]
+fn cpus_that_come_or_go_are_noticed() {
+    let Some(mut stage) = Stage::set() else { return };
+    let port = Running::start();
+    stage.has(port.thread);
+    (0..LOOKS_AND_ONE).for_each(|_| drop(stage.look(&port)));
+    assert_eq!(port.cpus(), stage.own(1));
+    // Those of the one node: there is nothing to be near to.
+    stage.host.write("cpu/online", &stage.own(1));
+    assert_eq!(stage.step(), Some(Vec::new()));
+    assert_eq!(port.cpus(), stage.both().to_string());
+    stage.step();
+    let next = stage.followed.deadline(stage.now).expect("they may come back");
+    assert!(next > stage.now && next <= stage.now + HOST_EVERY, "{:?}", next - stage.now);
+    stage.host.write("cpu/online", &stage.both().to_string());
+    (0..LOOKS_AND_ONE).for_each(|_| drop(stage.look(&port)));
+    assert_eq!(port.cpus(), stage.own(1));
+}
+
+/// The kernel refuses CPUs that are not there, and those that a control group does not have, alike.
+#[test]
+fn a_thread_that_may_not_be_bound_runs_anywhere_and_is_tried_again() {
+    let Some(mut stage) = Stage::set() else { return };
+    let [one, two] = stage.of_nodes;
+    let absent = CpuSet::MAX_CPU - 1;
+    stage.host.write("cpu/online", &[one, two, absent].into_iter().collect::<CpuList>().to_string());
+    stage.host.write("node/node1/cpulist", &format!("{two},{absent}"));
+    stage.followed.hurry();
+    let port = Running::start();
+    stage.has(port.thread);
+    (0..LOOKS_AND_ONE).for_each(|_| drop(stage.look(&port)));
+    assert_eq!(port.cpus(), stage.own(1));
+    // Of its node ports' threads have that one alone.
+    stage.cpus = [one, absent].into_iter().collect();
+    let said = stage.step().expect("something else");
+    assert!(matches!(said[0].state, Nearness::Refused(_)), "{said:?}");
+    assert_eq!((port.cpus(), said[0].thread_cpus.clone()), (stage.own(0), Some(stage.own(0))));
+    let refused = |stage: &Stage| stage.followed.vms[&PORT].refused.expect("it is refused").1;
+    let first = refused(&stage);
+    assert!(matches!(stage.followed.said.last(), Some((PORT, Said::Refused(..)))), "{:?}", stage.followed.said);
+    let said = stage.followed.said.len();
+    stage.step();
+    assert!(refused(&stage) > first, "it is tried again after a minute");
+    assert_eq!((stage.followed.said.len(), port.cpus()), (said, stage.own(0)), "once is enough");
+    // Once it may be, it is.
+    stage.cpus = [one, two, absent].into_iter().collect();
+    let said = stage.step().expect("something else");
+    assert_eq!((&said[0].state, port.cpus()), (&Nearness::Near, stage.own(1)));
+}
+
 #[test]
 fn looking_is_bounded_in_time_whatever_there_is_to_look_at() {
     let host = Host::new("0-1", &["0", "1"], &[]);
     let mut followed = Followed::new(Near::Node, host.0.path());
-    (1..=5000).for_each(|port| followed.set_vm(port, Some(std::process::id())));
+    (1..=5000).for_each(|port| followed.set_vm(port, std::process::id()));
     let (threads, cpus) = (PortThreads::default(), "0-1".parse().unwrap());
     let polled = (1..=5000).collect();
     let threads = Threads { of_ports: &threads, switch: Some(std::process::id()), cpus: &cpus, polled: &polled };
     let now = Instant::now();
-    assert_eq!(followed.step(threads, now), None, "not all have been looked at");
+    assert!(!followed.step(threads, now), "not all have been looked at");
     let took = now.elapsed();
     assert!(followed.round.len() < 5000 && !followed.round.is_empty());
     let next = followed.deadline(now).unwrap();
