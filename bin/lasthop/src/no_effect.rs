@@ -37,7 +37,7 @@ impl Note {
         self.setting == set || set == ENGINE && self.setting != MAX_RING
     }
 
-    /// The guest is refused when it connects again.
+    /// The guest is refused when it sets its rings up again.
     pub fn locks_out(&self) -> bool {
         self.setting == MAX_RING
     }
@@ -137,16 +137,19 @@ impl Place<'_> {
 /// Rings that are there and longer than a new one may be.
 fn longer_rings(port: &Port) -> Option<String> {
     let most: u16 = value_of(&port.settings, MAX_RING)?.parse().ok()?;
-    let longest = port.queues.iter().map(|queue| queue.size).max().filter(|size| *size > most)?;
+    let there = port.queues.iter().filter(|queue| queue.enabled && port.state != "waiting");
+    let longest = there.map(|queue| queue.size).max().filter(|size| *size > most)?;
     let shorter = if most < LEAST_OF_QEMU {
         format!(
             "its rings can be made no shorter than {LEAST_OF_QEMU} by QEMU: raise {MAX_RING}, if that is what it is"
         )
     } else {
-        format!("start its VM with shorter ones (QEMU: rx_queue_size={most},tx_queue_size={most}), or raise {MAX_RING}")
+        // It takes powers of two, 1024 at most.
+        let size = (1_u16 << most.ilog2()).min(1024);
+        format!("start its VM with shorter ones (QEMU: rx_queue_size={size},tx_queue_size={size}), or raise {MAX_RING}")
     };
     Some(format!(
-        "its guest has rings of {longest} entries, more than {MAX_RING}={most}, keeps them, and is refused when it connects again: {shorter}"
+        "its guest has rings of {longest} entries, more than {MAX_RING}={most}, keeps them, and is refused when it sets them up again (it reboots, loads its driver, or connects again): {shorter}"
     ))
 }
 
@@ -158,7 +161,7 @@ mod tests {
     fn port(settings: &[(&str, &str)]) -> Port {
         let field = |(name, value): &(&str, &str)| Field { name: (*name).into(), value: (*value).into() };
         let settings = settings.iter().map(field).collect();
-        let (vm, queues) = (Some("running".into()), vec![Queue { size: 1024, ..Queue::default() }]);
+        let (vm, queues) = (Some("running".into()), vec![Queue { size: 1024, enabled: true, ..Queue::default() }]);
         Port { name: "a".into(), state: "up".into(), settings, vm, queues, ..Port::default() }
     }
 

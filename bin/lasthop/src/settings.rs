@@ -66,7 +66,7 @@ pub struct SettingsArgs {
     /// Its share of a thread that moves packets of several ports, and of a receiver that takes less than several send, in bytes: 1 to 1000 (100)
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     weight: Option<String>,
-    /// Above all ports with a lower one, where shares go by weight: 15 of 16 bytes for each such port that has packets; 0 to 2 (0)
+    /// Above all ports with a lower one, where shares go by weight: at least 15 times as many bytes as all below it together, while it has packets (4 times where all three are in use); 0 to 2 (0)
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     priority: Option<String>,
     /// How much of one processor its packets may take, in hundredths, such as 20: its guest is held to fewer packets while they take more; 0 or

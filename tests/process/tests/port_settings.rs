@@ -321,6 +321,10 @@ fn batching_of_a_port_that_is_polled_is_said_to_do_nothing() {
     [receive, transmit].iter().for_each(|parts| is_shown(&lasthop, "a", parts));
     is_found(&lasthop, "a", "(no-effect)");
     assert_eq!(set(&lasthop, &["a", "--isolated"]), "", "what was set before is not said again");
+    if lasthop.port("a")["vm"].is_null() {
+        println!("not known here which VMs run: not tested any further");
+        return;
+    }
     // With a thread of its own it has both.
     lasthop.command(&["engine", "move", "a", "ports"]);
     lasthop.wait_for_state("a", "up");
@@ -379,7 +383,7 @@ fn rings_are_no_longer_than_the_port_is_told() {
     lasthop.command(&["port", "set", "a", "--max-ring", "256"]);
     // One that is there already keeps longer ones, until it connects again: that is said.
     let locked_out =
-        ["rings of 512 entries, more than max-ring=64", "refused when it connects again", "no shorter than 256"];
+        ["rings of 512 entries, more than max-ring=64", "refused when it sets them up again", "no shorter than 256"];
     is_said(&set(&lasthop, &["b", "--max-ring", "64"]), &locked_out);
     is_shown(&lasthop, "b", &locked_out);
     is_found(&lasthop, "b", "(max-ring)");
