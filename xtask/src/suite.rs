@@ -34,6 +34,7 @@ const LONG: &[(&str, &[&str])] = &[
             "libvirt",
             "max_cpu",
             "migration",
+            "near",
             "open_vswitch",
             "open_vswitch_controllers",
             "open_vswitch_links",

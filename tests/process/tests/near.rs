@@ -245,13 +245,14 @@ impl Group {
     /// Here, with these values; `None` where there are no such groups.
     fn new(root: &'static str, values: &[(&str, &str)]) -> Option<Self> {
         let dir = PathBuf::from(format!("{root}/lasthop-near-{}", std::process::id()));
-        std::fs::create_dir(&dir).ok()?;
-        let group = Self { dir, root };
-        let all = values.iter().all(|(name, value)| std::fs::write(group.dir.join(name), value).is_ok());
-        if !all {
+        let group = std::fs::create_dir(&dir).is_ok().then(|| Self { dir, root });
+        let takes =
+            |group: &Self| values.iter().all(|(name, value)| std::fs::write(group.dir.join(name), value).is_ok());
+        let group = group.filter(takes);
+        if group.is_none() {
             println!("no such control groups of version 1 here: not tested");
         }
-        all.then_some(group)
+        group
     }
 
     /// The thread of a port.
@@ -320,6 +321,7 @@ fn a_thread_that_may_not_be_near_is_named_by_doctor_and_tried_again() {
 
 /// The kernel counts as waiting for a CPU what a quota has a thread stand still. Elsewhere it would stand still, too.
 #[test]
+#[ignore = "rarely breaks, and takes long; `cargo xtask test --long` runs it"]
 fn a_thread_that_its_vms_quota_stops_is_not_crowded() {
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let Some([one, two]) = cpus() else { return };
