@@ -74,8 +74,8 @@ pub(crate) struct Target<'a> {
     pub(crate) packets: u64,
     pub(crate) bytes: u64,
     /// What else was written, and is no sign that the receiver keeps pace: packets of which some segments arrived, and not all, and their bytes; and by how many
-    /// bytes the segments of others are more than their packets.
-    pub(crate) beyond: [u64; 2],
+    /// bytes the segments of others are more than their packets, which no rate counts.
+    pub(crate) beyond: [u64; 3],
     /// Bytes of frames that [`Target::stage`] has seen.
     staged: usize,
     /// Packets that might have waited have found no buffers.
@@ -152,7 +152,7 @@ impl<'a> Target<'a> {
             counters,
             packets: 0,
             bytes: 0,
-            beyond: [0; 2],
+            beyond: [0; 3],
             staged: 0,
             is_short: false,
             out_of_turn: false,
@@ -234,12 +234,13 @@ impl<'a> Target<'a> {
             self.offloaded(packet, pieces, whole)
         };
         let written = self.staged - before;
-        let counts = if result.is_ok() { packet.frame_len } else { 0 };
-        match result {
-            Ok(()) => self.count(1, counts, 0),
-            Err(_) => self.beyond[0] += u64::from(written > 0),
+        if result.is_ok() {
+            self.count(1, packet.frame_len, 0);
+            self.beyond[2] += written.saturating_sub(packet.frame_len) as u64;
+        } else {
+            self.beyond[0] += u64::from(written > 0);
+            self.beyond[1] += written as u64;
         }
-        self.beyond[1] += written.saturating_sub(counts) as u64;
         result
     }
 
@@ -442,7 +443,8 @@ impl<'a> Target<'a> {
         let for_ns = if waits { WAITS_NS } else { MORE_NS * u64::from(more) };
         let (until_ns, weight) = (burst.now_ns.saturating_add(for_ns), burst.port.weight.load(Relaxed));
         // What was written of packets that did not arrive whole took buffers, too, and so did the headers of segments.
-        let cost = cost(self.packets + self.beyond[0], self.bytes + self.beyond[1], weight);
+        let bytes = self.bytes + self.beyond[1] + self.beyond[2];
+        let cost = cost(self.packets + self.beyond[0], bytes, weight);
         let owed_until_ns = until_ns.saturating_add(LATE_NS * u64::from(more));
         self.started.shortage.shares.took(burst.port.id, cost, until_ns, owed_until_ns, burst.now_ns, weight);
     }

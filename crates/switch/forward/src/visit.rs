@@ -47,7 +47,7 @@ pub(crate) fn visit<R>(
         target.refuse();
     }
     let result = fill(&mut target, begun_ns);
-    // What was written of a packet that did not arrive whole was got, too, as the headers of all segments were, and its sender may send many like it.
+    // What was written of a packet that did not arrive whole was got, too, and its sender may send many like it.
     let got = [target.packets + target.beyond[0], target.bytes + target.beyond[1]];
     port.gets.charge(got[0], got[1], begun_ns);
     let (shown, wrote) = (target.packets as u32, got[0] > 0);
