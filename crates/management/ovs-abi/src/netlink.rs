@@ -186,6 +186,8 @@ impl Writer {
             header[..2].copy_from_slice(&len.to_ne_bytes());
             header[2..].copy_from_slice(&(kind | NESTED).to_ne_bytes());
         }
+        // What was written as it came need not end where the next attribute may begin.
+        self.pad();
     }
 
     /// Zeros up to where the next message may begin.
@@ -250,6 +252,20 @@ mod tests {
         assert_eq!(text_of(name.unwrap()), Ok("br0"));
         let numbers: Vec<_> = attributes(nest.unwrap()).collect();
         assert_eq!(numbers, [Ok((5, &77u32.to_ne_bytes()[..]))]);
+    }
+
+    #[test]
+    fn what_comes_behind_attributes_of_any_length_is_read() {
+        for len in 0..9 {
+            let mut writer = Writer::new();
+            let odd = vec![7; len];
+            writer.nest(1, |to| to.raw(&odd));
+            writer.number(2, 9);
+            let bytes = writer.into_bytes();
+            let all: Vec<_> =
+                attributes(&bytes).map(|found| found.map(|(kind, value)| (kind, value.to_vec()))).collect();
+            assert_eq!(all, [Ok((1, odd)), Ok((2, 9_u32.to_ne_bytes().to_vec()))], "{len}");
+        }
     }
 
     proptest! {
