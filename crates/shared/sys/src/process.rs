@@ -30,6 +30,7 @@ impl Process {
     /// One that the program before this one has started and has not waited for.
     pub fn kept(pid: u32) -> Result<Self, Errno> {
         let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(Errno::SRCH)?;
+        collector();
         Ok(Self { pid, ended: None })
     }
 
@@ -69,22 +70,27 @@ static UNCOLLECTED: AtomicUsize = AtomicUsize::new(0);
 /// Collects a process that has ended, on a thread that does nothing else. wait(2) returns when the kernel has let go of all that /proc shows of the process, which it
 /// tries again and again while somebody who reads /proc is stopped in the middle of it: for many seconds, where that one gets little of the processors.
 fn collect(pid: Pid) {
+    UNCOLLECTED.fetch_add(1, Relaxed);
+    if collector().send(pid).is_err() {
+        wait(pid);
+    }
+}
+
+/// The thread's work, which begins with the first child: the end of one is a bad moment to find that there can be no more threads.
+fn collector() -> &'static Sender<Pid> {
     static TO_COLLECT: OnceLock<Sender<Pid>> = OnceLock::new();
-    let wait = |pid| {
-        let _ = rustix::io::retry_on_intr(|| waitpid(Some(pid), WaitOptions::empty()));
-        UNCOLLECTED.fetch_sub(1, Relaxed);
-    };
-    let to_collect = TO_COLLECT.get_or_init(|| {
+    TO_COLLECT.get_or_init(|| {
         let (to_collect, ended) = channel();
         let thread = std::thread::Builder::new().name("collect".into()).stack_size(64 << 10);
         // Without the thread nobody has the other end.
         let _ = thread.spawn(move || ended.into_iter().for_each(wait));
         to_collect
-    });
-    UNCOLLECTED.fetch_add(1, Relaxed);
-    if to_collect.send(pid).is_err() {
-        wait(pid);
-    }
+    })
+}
+
+fn wait(pid: Pid) {
+    let _ = rustix::io::retry_on_intr(|| waitpid(Some(pid), WaitOptions::empty()));
+    UNCOLLECTED.fetch_sub(1, Relaxed);
 }
 
 /// How many children have ended that the kernel still has: another program of this process would never collect them.
