@@ -118,8 +118,7 @@ pub(crate) struct Client {
 impl Client {
     /// What it sends is closed by `aside`; what it does not read is part of `unread`.
     pub fn new(socket: OwnedFd, aside: &Arc<Aside>, unread: &Unread) -> io::Result<Self> {
-        let process = sockopt::socket_peercred(&socket).ok().map(|peer| peer.pid.as_raw_nonzero().get());
-        let process = process.and_then(|pid| u32::try_from(pid).ok());
+        let process = lasthop_sys::peer(&socket).ok().and_then(|peer| peer.pid);
         let socket = Socket::new(Foreign::new(socket, aside), Interest::READABLE | Interest::WRITABLE)?;
         Ok(Self {
             socket,

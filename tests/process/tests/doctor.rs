@@ -447,6 +447,17 @@ fn a_host_that_does_not_let_us_see_which_vms_run() {
     assert!(doctor(&lasthop.dir.path().join("run"), &[], nothing).is_empty());
 }
 
+/// A VM on the host where lasthop is in a container has no number there. Its user counts all the same: root may.
+#[test]
+fn a_front_end_that_is_not_seen_is_known_by_its_user() {
+    let (programs, dir) = (binary("lasthop").parent().expect("a directory").to_owned(), scratch());
+    let port = Port::listen("a", dir.path());
+    let before = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child=TERM"];
+    let owned = format!("a={},owner=nobody", port.socket.display());
+    let _lasthop = Other::start(&programs, &before, &["--no-bpf", "--port", &owned]);
+    let _guest = Guest::connect(&port.socket, mac(1), Options::default());
+}
+
 /// Everything of a port, and of an uplink, beside what the other commands say.
 #[test]
 fn one_screen_has_all_of_a_port() {

@@ -34,7 +34,7 @@ mod tests {
     #[test]
     fn what_does_nothing_is_a_finding_and_a_share_is_none() {
         let mut a = told(up("a"), &[("rx-batch", "250,32"), ("weight", "300"), ("max-ring", "256")]);
-        a.queues = vec![Queue { size: 1024, ..Queue::default() }];
+        a.queues = vec![Queue { size: 1024, enabled: true, ..Queue::default() }];
         let mut now = seen(&[a, told(up("b"), &[("weight", "300")])]);
         let engine = Engine {
             name: "poll-1".into(),

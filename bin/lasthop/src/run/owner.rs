@@ -1,8 +1,7 @@
 //! Who may use a port: the owner of its socket's file, and of the process at the other end.
 
-use lasthop_sys::peer_groups;
+use lasthop_sys::{peer, peer_groups};
 use nix::unistd::{Group, User};
-use rustix::net::sockopt::socket_peercred;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -93,8 +92,11 @@ impl FileOwner {
 
 /// The process at the other end of a connection, as the kernel noted it when that process called connect(2).
 pub fn who(connection: &OwnedFd) -> String {
-    match socket_peercred(connection) {
-        Ok(peer) => format!("process {} of user {}", peer.pid.as_raw_nonzero(), peer.uid.as_raw()),
+    match peer(connection) {
+        Ok(peer) => match peer.pid {
+            Some(pid) => format!("process {pid} of user {}", peer.uid),
+            None => format!("a process of user {} that is not seen from here (another PID namespace)", peer.uid),
+        },
         Err(e) => format!("a process that the kernel does not name ({e})"),
     }
 }
@@ -103,8 +105,8 @@ impl Ids {
     /// Whether the process at the other end of a connection may use the port: as the kernel noted it when that process called
     /// connect(2), or listen(2) where we connect. Root may: it could become the owner anyway. The error says who it is.
     pub fn check(&self, connection: &OwnedFd) -> Result<(), String> {
-        let peer = socket_peercred(connection).map_err(|e| format!("a process that the kernel does not name ({e})"))?;
-        let (uid, gid) = (peer.uid.as_raw(), peer.gid.as_raw());
+        let peer = peer(connection).map_err(|e| format!("a process that the kernel does not name ({e})"))?;
+        let (uid, gid) = (peer.uid, peer.gid);
         if uid == 0 || uid == self.uid {
             return Ok(());
         }

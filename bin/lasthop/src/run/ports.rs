@@ -12,7 +12,6 @@ use lasthop_management_ipc::SupervisorToControl;
 use lasthop_policy::PortSettings;
 use lasthop_sys::sandbox::{Program, Report, limit};
 use lasthop_types::PortId;
-use rustix::net::sockopt::socket_peercred;
 use rustix::process::Pid;
 use std::os::fd::OwnedFd;
 use std::time::Instant;
@@ -209,6 +208,5 @@ impl Supervisor {
 /// The process at the other end: the one that called connect(2), or listen(2) where we did. That is the VMM, unless
 /// somebody else made the socket for it. `None` if it is not seen, as from another PID namespace.
 fn peer(connection: &OwnedFd) -> Option<u32> {
-    let pid = socket_peercred(connection).ok()?.pid.as_raw_nonzero().get();
-    u32::try_from(pid).ok()
+    lasthop_sys::peer(connection).ok()?.pid
 }

@@ -16,7 +16,7 @@ mod eventfd;
 mod handed;
 pub mod hostview;
 mod inherit;
-#[cfg(any(test, feature = "supervisor"))]
+#[cfg(any(test, feature = "programs", feature = "supervisor"))]
 mod peer;
 mod peer_event;
 #[cfg(any(test, feature = "supervisor"))]
@@ -40,8 +40,8 @@ pub use eventfd::EventFd;
 #[cfg(any(test, feature = "supervisor"))]
 pub use handed::{duplicate, memfd, sealed_memfd, sealed_with, set_descriptor_flags};
 pub use inherit::inherited_fd;
-#[cfg(any(test, feature = "supervisor"))]
-pub use peer::peer_groups;
+#[cfg(any(test, feature = "programs", feature = "supervisor"))]
+pub use peer::{Peer, peer, peer_groups};
 pub use peer_event::{PeerEvent, PeerEventError, SIGNALLING_THREADS, prepare_peer_events};
 #[cfg(any(test, feature = "supervisor"))]
 pub use process::{

@@ -3,6 +3,39 @@
 use rustix::io::Errno;
 use std::os::fd::{AsFd, AsRawFd};
 
+/// A process at the other end of a socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// Its number; none where this process does not see it, as from within another PID namespace, a container's for example.
+    pub pid: Option<u32>,
+    /// Its user.
+    pub uid: u32,
+    /// Its group.
+    pub gid: u32,
+}
+
+/// The process at the other end, as the kernel noted it when that process called connect(2), or listen(2) where we connected (SO_PEERCRED). Not rustix': there
+/// is no process without a number for that, and what it makes of one is undefined.
+pub fn peer(socket: impl AsFd) -> Result<Peer, Errno> {
+    let mut who = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut bytes = size_of_val(&who) as libc::socklen_t;
+    // SAFETY: the kernel writes at most `bytes` bytes, which is the length of what `who` is; any bits are one.
+    let done = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut who).cast(),
+            &raw mut bytes,
+        )
+    };
+    if done != 0 {
+        return Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO));
+    }
+    let pid = u32::try_from(who.pid).ok().filter(|pid| *pid != 0);
+    Ok(Peer { pid, uid: who.uid, gid: who.gid })
+}
+
 /// More groups than a process can be in (NGROUPS_MAX, limits.h).
 const MOST: usize = 65_536;
 
@@ -40,6 +73,14 @@ pub fn peer_groups(socket: impl AsFd) -> Result<Vec<u32>, Errno> {
 mod tests {
     use super::*;
     use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn this_process_is_seen() {
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        let me = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+        assert_eq!(peer(&ours), Ok(Peer { pid: Some(std::process::id()), uid: me.0, gid: me.1 }));
+        assert!(peer(std::fs::File::open("/dev/null").unwrap()).is_err());
+    }
 
     #[test]
     fn the_groups_of_this_process() {

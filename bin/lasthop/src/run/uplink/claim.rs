@@ -7,7 +7,6 @@
 use super::super::handover::{Fd, Giver, Taker};
 use rustix::io::Errno;
 use rustix::net::netdevice::name_to_index;
-use rustix::net::sockopt::socket_peercred;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen, socket_with,
 };
@@ -41,12 +40,13 @@ fn index_of(device: &str) -> io::Result<u32> {
 }
 
 /// The process at the other end, if it is one whose word counts.
-fn holder(address: &SocketAddrUnix) -> io::Result<Option<i32>> {
+fn holder(address: &SocketAddrUnix) -> io::Result<Option<String>> {
     let socket = socket()?;
     connect(&socket, address)?;
-    let peer = socket_peercred(&socket)?;
-    let trusted = peer.uid.is_root() || peer.uid == geteuid();
-    Ok(trusted.then(|| peer.pid.as_raw_nonzero().get()))
+    let peer = lasthop_sys::peer(&socket)?;
+    let trusted = peer.uid == 0 || peer.uid == geteuid().as_raw();
+    let named = || peer.pid.map_or_else(|| "in another PID namespace".into(), |pid| format!("pid {pid}"));
+    Ok(trusted.then(named))
 }
 
 impl Claim {
@@ -61,9 +61,9 @@ impl Claim {
     fn of(index: u32, device: &str) -> Result<Option<Self>, String> {
         match Self::listen(index) {
             Ok(Ok(claim)) => return Ok(Some(claim)),
-            Ok(Err(Some(pid))) => {
+            Ok(Err(Some(which))) => {
                 return Err(format!(
-                    "{device} is used by another lasthop (pid {pid}), and every frame would be carried twice; remove it there, or name \
+                    "{device} is used by another lasthop ({which}), and every frame would be carried twice; remove it there, or name \
                      another interface"
                 ));
             }
@@ -74,7 +74,7 @@ impl Claim {
     }
 
     /// Or who does.
-    fn listen(index: u32) -> io::Result<Result<Self, Option<i32>>> {
+    fn listen(index: u32) -> io::Result<Result<Self, Option<String>>> {
         let listener = socket()?;
         let address = SocketAddrUnix::new_abstract_name(format!("lasthop-device-{index}").as_bytes())?;
         match bind(&listener, &address).and_then(|()| listen(&listener, BACKLOG)) {
