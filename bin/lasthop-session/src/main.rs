@@ -15,8 +15,8 @@ use std::time::Duration;
 const MOST_SIGNALLING: u32 = 2;
 
 fn main() -> ExitCode {
-    // There are many of these processes, with hardly anything to say: lines are written as they are, and the thread that writes them is
-    // started with the first.
+    // There are many of these processes, with hardly anything to say: no library makes the lines, and the thread that writes them is started with
+    // the first.
     let log = Log::new();
     log.end_with_panics();
     let arguments = match arguments::Arguments::take(std::env::args().skip(1)) {

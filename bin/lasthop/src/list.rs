@@ -21,7 +21,7 @@ struct Ports {
     rates: Vec<RatesOf>,
     /// By which weights guests share what several of them want.
     shares: Vec<Share>,
-    /// Settings that do nothing where their port is now, or that keep its guest away when it connects again.
+    /// Settings that do nothing where their port is now, or that keep its guest away when it sets its rings up again.
     no_effect: Vec<Note>,
 }
 

@@ -1,4 +1,4 @@
-//! Settings that do nothing where a port is now, or that keep its guest away when it connects again. Plain code over what the API says: `lasthop port set`
+//! Settings that do nothing where a port is now, or that keep its guest away when it sets its rings up again. Plain code over what the API says: `lasthop port set`
 //! answers with it, `lasthop port list`, `lasthop show` and `lasthop doctor` show it.
 
 use crate::client::{CliError, Instance};

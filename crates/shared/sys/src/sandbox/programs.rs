@@ -175,8 +175,8 @@ pub fn give_back_memory() {
     }
 }
 
-/// All threads share one heap, as those of the switch do, which is started with it: glibc opens a file to decide whether a ninth may have its own, and another
-/// one before it makes any but the first smaller, as where a thread has ended; and the sandbox ends the process for that.
+/// All threads share one heap, as those of the switch do, which is started with it: what whoever starts that (`child/sandbox.rs` of `lasthop`) says of it
+/// holds here.
 fn one_heap() {
     #[cfg(target_env = "gnu")]
     // SAFETY: it sets a number of the allocator, under the allocator's own lock.
