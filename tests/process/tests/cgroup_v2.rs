@@ -81,8 +81,9 @@ fn a_port_s_thread_works_in_the_threaded_group_of_its_vm() {
     let lasthop = Lasthop::start_with(&ports, &["--vm-cgroup", "--helpers", "none"]);
     groups.is_vm(true);
     let mut a = Guest::connect(&ports[0].socket, mac(1), Options::default());
-    // Its first packet starts the thread.
-    a.send(&numbered(mac(1), mac(2), 0, 60));
+    // Its first packet starts the thread. It is to no one who comes later: until control has seen that guest, what it said of
+    // packets to that address holds.
+    a.send(&numbered(mac(1), mac(9), 0, 60));
     wait_for("the port's thread to be in the VM's group", PATIENCE, || groups.threads().len() == 1);
     assert_eq!(name_of(&lasthop, groups.threads()[0]), "port-a");
     groups.is_vm(false);
