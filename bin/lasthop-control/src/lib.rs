@@ -26,7 +26,7 @@ use crate::core::{Command, Core, Event};
 pub use decider::Decider;
 use decider::Nobody;
 use lasthop_api::Bus;
-pub use lasthop_api::{LostOf, OpenVswitch, RatesOf};
+pub use lasthop_api::{LostOf, OpenVswitch, RatesOf, named};
 use lasthop_ipc::{ChannelError, ToControl};
 use lasthop_management_ipc::{ControlToSupervisor, SupervisorToControl};
 use lasthop_policy::CONNECTIONS;

@@ -104,8 +104,8 @@ pub(crate) struct Client {
     socket: Socket,
     /// Its second connection, once it has said hello.
     second: Option<Socket>,
-    /// The process at the other end.
-    pub process: Option<u32>,
+    /// The process at the other end; 0 if it is not seen from here, as from another PID namespace.
+    pub process: u32,
     /// It waits for the answers to what it has sent.
     pub asks: bool,
     /// What it waits for.
@@ -118,7 +118,7 @@ pub(crate) struct Client {
 impl Client {
     /// What it sends is closed by `aside`; what it does not read is part of `unread`.
     pub fn new(socket: OwnedFd, aside: &Arc<Aside>, unread: &Unread) -> io::Result<Self> {
-        let process = lasthop_sys::peer(&socket).ok().and_then(|peer| peer.pid);
+        let process = lasthop_sys::peer(&socket).ok().and_then(|peer| peer.pid).unwrap_or_default();
         let socket = Socket::new(Foreign::new(socket, aside), Interest::READABLE | Interest::WRITABLE)?;
         Ok(Self {
             socket,

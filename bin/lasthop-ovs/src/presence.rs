@@ -1,13 +1,13 @@
 //! Whether Open vSwitch is there: which processes take the packets that meet no flow.
 
-use lasthop_control::OpenVswitch;
+use lasthop_control::{OpenVswitch, named};
 use lasthop_management_ipc::OVS_HELLO_VERSION;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What is known of it, and what of it has been said in the log.
 #[derive(Debug)]
 pub(crate) struct Presence {
-    /// Processes that take packets, or did and are still connected.
+    /// Processes that take packets, or did and are still connected. All that are in other PID namespaces have the number 0.
     processes: BTreeSet<u32>,
     /// Since when nobody takes them.
     away_since_ms: Option<u64>,
@@ -25,12 +25,6 @@ const SHOWN_MS: u64 = 60_000;
 /// So many of them are known at most.
 const MAX_OUTDATED: usize = 16;
 
-/// `pid 7`, or `pids 7, 9`.
-fn named(pids: &BTreeSet<u32>) -> String {
-    let all: Vec<_> = pids.iter().map(u32::to_string).collect();
-    format!("{} {}", if all.len() == 1 { "pid" } else { "pids" }, all.join(", "))
-}
-
 impl Presence {
     /// Nobody has come yet.
     pub fn new(now_ms: u64) -> Self {
@@ -46,9 +40,10 @@ impl Presence {
         }
         if self.outdated.insert(process, now_ms).is_none() {
             tracing::warn!(
-                "Open vSwitch (pid {process}) has a liblasthop_ovs.so of another version (it says hello {version}, this lasthop {OVS_HELLO_VERSION}), and is \
+                "Open vSwitch ({}) has a liblasthop_ovs.so of another version (it says hello {version}, this lasthop {OVS_HELLO_VERSION}), and is \
                  refused: nothing passes; install the library of this lasthop, and restart that process: `systemctl restart openvswitch-switch`, or end it and \
-                 start it again by `lasthop ovs exec`"
+                 start it again by `lasthop ovs exec`",
+                named([&process])
             );
         }
     }
@@ -58,8 +53,9 @@ impl Presence {
     pub fn is_left_over(&mut self, process: u32) {
         if self.left_over.insert(process) {
             tracing::warn!(
-                "Open vSwitch (pid {process}) goes on with the datapath of a `lasthop run` before, which is gone: nothing passes; restart it: \
-                 `systemctl restart openvswitch-switch`, or end that process and start it again by `lasthop ovs exec`"
+                "Open vSwitch ({}) goes on with the datapath of a `lasthop run` before, which is gone: nothing passes; restart it: \
+                 `systemctl restart openvswitch-switch`, or end that process and start it again by `lasthop ovs exec`",
+                named([&process])
             );
         }
     }
@@ -127,6 +123,17 @@ mod tests {
 
     fn set(pids: &[u32]) -> BTreeSet<u32> {
         pids.iter().copied().collect()
+    }
+
+    /// Of a container's lasthop the host's Open vSwitch has no number.
+    #[test]
+    fn one_that_is_not_seen_from_here_is_there() {
+        let mut presence = Presence::new(100);
+        presence.update(&set(&[0]), &set(&[0]), true, 200);
+        let shown = presence.shown(0, 1100);
+        assert_eq!((shown.processes, shown.away_ms, shown.has_come), (vec![0], None, true));
+        presence.update(&set(&[]), &set(&[]), true, 1200);
+        assert_eq!(presence.shown(0, 1300).away_ms, Some(100));
     }
 
     #[test]

@@ -4,7 +4,9 @@ use crate::answers::Unread;
 use crate::client::{Client, Event, MAX_REQUEST, Socket};
 use crate::presence::Presence;
 use crate::record::{Of, Record};
-use lasthop_control::{ConnectionCursor, ConnectionStats, ConnectionView, Decider, LostOf, OpenVswitch, RatesOf};
+use lasthop_control::{
+    ConnectionCursor, ConnectionStats, ConnectionView, Decider, LostOf, OpenVswitch, RatesOf, named,
+};
 use lasthop_ipc::{FromControl, RateLimit, ToControl};
 use lasthop_management_ipc::{ControlToSupervisor, SupervisorToControl};
 use lasthop_ovs_datapath::{Datapath, Figures, NotesFrom, Out, Tracked};
@@ -201,8 +203,8 @@ impl Server {
             return;
         }
         let takers = self.clients.iter().filter(|(pid, _)| self.datapath.is_taker(**pid));
-        let takers: BTreeSet<u32> = takers.filter_map(|(_, client)| client.process).collect();
-        let connected: BTreeSet<u32> = self.clients.values().filter_map(|client| client.process).collect();
+        let takers: BTreeSet<u32> = takers.map(|(_, client)| client.process).collect();
+        let connected: BTreeSet<u32> = self.clients.values().map(|client| client.process).collect();
         self.presence.update(&takers, &connected, self.datapath.is_made(), now_ms);
     }
 
@@ -256,8 +258,8 @@ impl Server {
             Event::More => self.answer(pid),
             Event::Gone => self.forget(pid),
             Event::OtherVersion(version) => {
-                if let Some(process) = self.clients.get(&pid).and_then(|client| client.process) {
-                    self.presence.is_outdated(process, version, lasthop_control::now_ms());
+                if let Some(client) = self.clients.get(&pid) {
+                    self.presence.is_outdated(client.process, version, lasthop_control::now_ms());
                 }
                 self.forget(pid);
             }
@@ -278,9 +280,9 @@ impl Server {
         }
         let Some((pid, client)) = self.clients.iter().max_by_key(|(_, client)| client.unread()) else { return };
         if !std::mem::replace(&mut self.was_unread, true) {
-            let process = client.process.unwrap_or_default();
+            let process = named([&client.process]);
             tracing::warn!(
-                "a program of Open vSwitch's (pid {process}) asks without reading the answers: its socket is closed, with {} bytes in it",
+                "a program of Open vSwitch's ({process}) asks without reading the answers: its socket is closed, with {} bytes in it",
                 client.unread()
             );
         }
@@ -329,8 +331,8 @@ impl Server {
         }
         client.welcome(number, self.proof(number));
         // Where there is a datapath it is what the client asks about, whatever it says of itself.
-        if let Some(process) = client.process.filter(|_| before != 0 && !self.datapath.is_made()) {
-            self.presence.is_left_over(process);
+        if before != 0 && !self.datapath.is_made() {
+            self.presence.is_left_over(client.process);
         }
         self.clients.insert(number, client);
         self.clients_changed = true;

@@ -2,7 +2,7 @@
 
 use super::facts::{Facts, Rise, Way};
 use super::finding::Finding;
-use lasthop_api::{OpenVswitch, Port};
+use lasthop_api::{OpenVswitch, Port, named};
 use lasthop_text::counted;
 
 /// A lasthop-ovs that has just been started is connected to again after less, in ms.
@@ -102,7 +102,7 @@ fn displaced(facts: &Facts<'_>, deciders: &OpenVswitch) -> Option<Finding> {
     let away_ms = deciders.away_ms.filter(|ms| *ms >= GRACE_MS)?;
     let what = format!(
         "ovs-vswitchd ({}) is there, but takes no packets: another one had taken the datapath over, and is gone; packets that meet no flow are dropped",
-        pids(&deciders.processes)
+        named(&deciders.processes)
     );
     Some(
         Finding::of_all("open-vswitch-displaced", what)
@@ -118,7 +118,7 @@ fn displaced(facts: &Facts<'_>, deciders: &OpenVswitch) -> Option<Finding> {
 fn outdated(deciders: &OpenVswitch) -> Finding {
     let what = format!(
         "Open vSwitch ({}) has a liblasthop_ovs.so of another version, and is refused: nothing passes",
-        pids(&deciders.outdated)
+        named(&deciders.outdated)
     );
     Finding::of_all("open-vswitch-outdated", what)
         .seen("the hello of its library is of another version; its own log says that the kernel module is probably not loaded")
@@ -149,7 +149,7 @@ fn away(facts: &Facts<'_>, deciders: &OpenVswitch) -> Option<Finding> {
 fn late(facts: &Facts<'_>, deciders: &OpenVswitch) -> Option<Finding> {
     let (now, said) = lost(facts, deciders);
     (now > 0).then(|| {
-        let what = format!("ovs-vswitchd ({}) does not take first packets of new flows in time", pids(&deciders.processes));
+        let what = format!("ovs-vswitchd ({}) does not take first packets of new flows in time", named(&deciders.processes));
         Finding::of_all("open-vswitch-late", what)
             .seen(said)
             .remedy("see whether it is stopped (`ps -o pid,stat,comm -C ovs-vswitchd`: T) or short of processor time (`ovs-appctl coverage/show`); many new flows a second come from guests that scan: `lasthop stats --verbose`, column MISSED")
@@ -159,7 +159,7 @@ fn late(facts: &Facts<'_>, deciders: &OpenVswitch) -> Option<Finding> {
 fn left_over(facts: &Facts<'_>, deciders: &OpenVswitch) -> Finding {
     let what = format!(
         "ovs-vswitchd ({}) goes on with the datapath of a `lasthop run` before this one, which is gone: nothing passes",
-        pids(&deciders.left_over)
+        named(&deciders.left_over)
     );
     Finding::of_all("open-vswitch-left-over", what)
         .seen("it was connected to another lasthop, and has made no datapath here")
@@ -172,17 +172,11 @@ fn left_over(facts: &Facts<'_>, deciders: &OpenVswitch) -> Finding {
 
 fn twice(deciders: &OpenVswitch) -> Option<Finding> {
     (deciders.processes.len() > 1).then(|| {
-        let what = format!("several ovs-vswitchd change one datapath ({}): each takes away what another has made", pids(&deciders.processes));
+        let what = format!("several ovs-vswitchd change one datapath ({}): each takes away what another has made", named(&deciders.processes));
         Finding::of_all("open-vswitch-twice", what)
             .seen(format!("{} take packets, or did and are still connected", counted(deciders.processes.len() as u64, "process")))
             .remedy("end all but one: `ps -o pid,lstart,args -C ovs-vswitchd` shows when each was started, and how; then restart that one")
     })
-}
-
-/// `pid 7`, or `pids 7, 9`.
-fn pids(pids: &[u32]) -> String {
-    let all: Vec<_> = pids.iter().map(u32::to_string).collect();
-    format!("{} {}", if all.len() == 1 { "pid" } else { "pids" }, all.join(", "))
 }
 
 #[cfg(test)]

@@ -35,7 +35,7 @@ pub use log::{LogLevel, LogLevelList};
 pub use mac::{Group, GroupPage, Mac, MacFlushed, MacPage, Member};
 pub use mirror::{Mirror, MirrorList};
 pub use near::Place;
-pub use open_vswitch::{LostOf, OpenVswitch, RatesOf};
+pub use open_vswitch::{LostOf, OpenVswitch, RatesOf, named};
 pub use set::{AddressSet, SetChanged, SetPage};
 pub use trace::{TraceOutput, TraceReport};
 pub use translation::Translation;

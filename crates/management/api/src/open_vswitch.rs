@@ -7,7 +7,8 @@ use zlink::introspect::CustomType;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomType)]
 #[serde(default)]
 pub struct OpenVswitch {
-    /// Processes that take them, or did and are still connected: ovs-vswitchd. Of several, each changes what the others have made.
+    /// Processes that take them, or did and are still connected: ovs-vswitchd. Of several, each changes what the others have made. 0: some in other PID
+    /// namespaces, which have no number here.
     pub processes: Vec<u32>,
     /// For how long nobody has, in milliseconds: since the last that did went, or lasthop-ovs was started. None: somebody does.
     pub away_ms: Option<u64>,
@@ -50,4 +51,30 @@ pub struct LostOf {
     pub port: String,
     /// How many.
     pub packets: u64,
+}
+
+/// Processes of Open vSwitch's in words: `pid 7`, or `pids 7, 9`, and those that have no number here.
+pub fn named<'a>(pids: impl IntoIterator<Item = &'a u32>) -> String {
+    let (unseen, seen): (Vec<u32>, Vec<u32>) = pids.into_iter().partition(|pid| **pid == 0);
+    let all: Vec<_> = seen.iter().map(u32::to_string).collect();
+    let seen = match &all[..] {
+        [] => None,
+        [one] => Some(format!("pid {one}")),
+        _ => Some(format!("pids {}", all.join(", "))),
+    };
+    let unseen = (!unseen.is_empty()).then(|| "in another PID namespace".to_owned());
+    seen.into_iter().chain(unseen).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::named;
+
+    #[test]
+    fn processes_are_named_with_and_without_numbers() {
+        assert_eq!(named(&[7]), "pid 7");
+        assert_eq!(named(&[7, 9]), "pids 7, 9");
+        assert_eq!(named(&[0]), "in another PID namespace");
+        assert_eq!(named(&[0, 9]), "pid 9, in another PID namespace");
+    }
 }
