@@ -1,6 +1,6 @@
 //! Who may use a port: the owner of its socket's file, and of the process at the other end.
 
-use lasthop_sys::{peer, peer_groups};
+use lasthop_sys::{Peer, peer, peer_groups};
 use nix::unistd::{Group, User};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -69,18 +69,20 @@ impl FileOwner {
         let unknown = |what: &str, name: &str| {
             format!("there is no {what} {name:?} here; give a name that is known, or a number")
         };
-        let uid = match self.user.parse() {
-            Ok(uid) => uid,
-            Err(_) => match User::from_name(&self.user) {
+        // chown(2) leaves what it is given the greatest number for.
+        let number = |text: &str| text.parse().ok().filter(|id| *id != u32::MAX);
+        let uid = match number(&self.user) {
+            Some(uid) => uid,
+            None => match User::from_name(&self.user) {
                 Ok(Some(user)) => user.uid.as_raw(),
                 _ => return Err(unknown("user", &self.user)),
             },
         };
         let gid = match &self.group {
             None => None,
-            Some(group) => Some(match group.parse() {
-                Ok(gid) => gid,
-                Err(_) => match Group::from_name(group) {
+            Some(group) => Some(match number(group) {
+                Some(gid) => gid,
+                None => match Group::from_name(group) {
                     Ok(Some(group)) => group.gid.as_raw(),
                     _ => return Err(unknown("group", group)),
                 },
@@ -94,11 +96,17 @@ impl FileOwner {
 pub fn who(connection: &OwnedFd) -> String {
     match peer(connection) {
         Ok(peer) => match peer.pid {
-            Some(pid) => format!("process {pid} of user {}", peer.uid),
-            None => format!("a process of user {} that is not seen from here (another PID namespace)", peer.uid),
+            Some(pid) => format!("process {pid} of {}", user_of(&peer)),
+            None => format!("a process of {} that is not seen from here (another PID namespace)", user_of(&peer)),
         },
         Err(e) => format!("a process that the kernel does not name ({e})"),
     }
+}
+
+fn user_of(peer: &Peer) -> String {
+    let unmapped =
+        if Unmapped::users().is(peer.uid) { ", which all have that this user namespace has no number for" } else { "" };
+    format!("user {}{unmapped}", peer.uid)
 }
 
 impl Ids {
@@ -106,15 +114,39 @@ impl Ids {
     /// connect(2), or listen(2) where we connect. Root may: it could become the owner anyway. The error says who it is.
     pub fn check(&self, connection: &OwnedFd) -> Result<(), String> {
         let peer = peer(connection).map_err(|e| format!("a process that the kernel does not name ({e})"))?;
-        let (uid, gid) = (peer.uid, peer.gid);
-        if uid == 0 || uid == self.uid {
-            return Ok(());
-        }
-        let in_group = |wanted| gid == wanted || peer_groups(connection).is_ok_and(|groups| groups.contains(&wanted));
-        if self.gid.is_some_and(in_group) {
-            return Ok(());
-        }
-        Err(who(connection))
+        let groups = || peer_groups(connection).unwrap_or_default();
+        if self.may(&peer, groups, [Unmapped::users(), Unmapped::groups()]) { Ok(()) } else { Err(who(connection)) }
+    }
+
+    /// Whether that is the owner, or in the owner's group. A number that the kernel has for all who have none here is nobody's.
+    fn may(&self, peer: &Peer, groups: impl FnOnce() -> Vec<u32>, [users, of_groups]: [Unmapped; 2]) -> bool {
+        let is_owner = peer.uid == self.uid && !users.is(peer.uid);
+        let in_group = |wanted| !of_groups.is(wanted) && (peer.gid == wanted || groups().contains(&wanted));
+        peer.uid == 0 || is_owner || self.gid.is_some_and(in_group)
+    }
+}
+
+/// The number that the kernel gives for whoever has none in this user namespace, as a container's (user_namespaces(7)); none where all have one.
+#[derive(Clone, Copy, Debug)]
+struct Unmapped(Option<u32>);
+
+impl Unmapped {
+    fn users() -> Self {
+        Self::read("/proc/self/uid_map", "/proc/sys/kernel/overflowuid")
+    }
+
+    fn groups() -> Self {
+        Self::read("/proc/self/gid_map", "/proc/sys/kernel/overflowgid")
+    }
+
+    fn read(map: &str, number: &str) -> Self {
+        let read = |path| std::fs::read_to_string(path).unwrap_or_default();
+        let all = read(map).split_whitespace().eq(["0", "0", "4294967295"]);
+        Self((!all).then(|| read(number).trim().parse().unwrap_or(65_534)))
+    }
+
+    fn is(self, id: u32) -> bool {
+        self.0 == Some(id)
     }
 }
 
@@ -134,6 +166,24 @@ mod tests {
             assert!(bad.parse::<FileOwner>().unwrap_err().contains("USER:GROUP"), "{bad}");
         }
         assert_eq!("a:b".parse::<FileOwner>().unwrap().to_string(), "a:b");
+    }
+
+    /// In a user namespace all who are not mapped have one number: whose it is here is not the owner.
+    #[test]
+    fn whoever_has_no_number_here_is_nobody_s_owner() {
+        let peer = Peer { pid: None, uid: 65_534, gid: 65_534 };
+        let may = |ids: Ids, all: [Unmapped; 2]| ids.may(&peer, || vec![7], all);
+        let [all_have, some_have_none] = [None, Some(65_534)].map(|number| [Unmapped(number); 2]);
+        let nobody = Ids { uid: 65_534, gid: None };
+        let nogroup = Ids { uid: 1, gid: Some(65_534) };
+        for ids in [nobody, nogroup] {
+            assert!(may(ids, all_have) && !may(ids, some_have_none), "{ids:?}");
+        }
+        assert!(may(Ids { uid: 1, gid: Some(7) }, some_have_none), "a group that has a number");
+        let root = Peer { uid: 0, ..peer };
+        assert!(nobody.may(&root, Vec::new, some_have_none));
+        assert!("4294967295".parse::<FileOwner>().unwrap().ids().is_err());
+        assert!(Unmapped::users().0.is_none_or(|number| number > 0));
     }
 
     #[test]

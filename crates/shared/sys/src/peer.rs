@@ -14,8 +14,11 @@ pub struct Peer {
     pub gid: u32,
 }
 
-/// The process at the other end, as the kernel noted it when that process called connect(2), or listen(2) where we connected (SO_PEERCRED). Not rustix': there
-/// is no process without a number for that, and what it makes of one is undefined.
+/// The process at the other end, as the kernel noted it when that process called connect(2), or listen(2) where we connected (SO_PEERCRED). rustix' `Pid` cannot
+/// be 0, which the kernel writes for a process outside this PID namespace; reading one there is undefined.
+///
+/// # Errors
+/// NOTCONN if the kernel has noted nobody; else those of getsockopt(2).
 pub fn peer(socket: impl AsFd) -> Result<Peer, Errno> {
     let mut who = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut bytes = size_of_val(&who) as libc::socklen_t;
@@ -31,6 +34,9 @@ pub fn peer(socket: impl AsFd) -> Result<Peer, Errno> {
     };
     if done != 0 {
         return Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO));
+    }
+    if (who.uid, who.gid) == (u32::MAX, u32::MAX) {
+        return Err(Errno::NOTCONN);
     }
     let pid = u32::try_from(who.pid).ok().filter(|pid| *pid != 0);
     Ok(Peer { pid, uid: who.uid, gid: who.gid })
@@ -80,6 +86,9 @@ mod tests {
         let me = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
         assert_eq!(peer(&ours), Ok(Peer { pid: Some(std::process::id()), uid: me.0, gid: me.1 }));
         assert!(peer(std::fs::File::open("/dev/null").unwrap()).is_err());
+        let alone =
+            rustix::net::socket(rustix::net::AddressFamily::UNIX, rustix::net::SocketType::STREAM, None).unwrap();
+        assert_eq!(peer(alone), Err(Errno::NOTCONN), "nobody is there yet");
     }
 
     #[test]

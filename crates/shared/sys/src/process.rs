@@ -76,7 +76,7 @@ fn collect(pid: Pid) {
     }
 }
 
-/// The thread's work, which begins with the first child: the end of one is a bad moment to find that there can be no more threads.
+/// Where the thread is told, which begins with the first child: the end of one is a bad moment to find that there can be no more threads.
 fn collector() -> &'static Sender<Pid> {
     static TO_COLLECT: OnceLock<Sender<Pid>> = OnceLock::new();
     TO_COLLECT.get_or_init(|| {

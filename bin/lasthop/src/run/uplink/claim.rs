@@ -45,7 +45,12 @@ fn holder(address: &SocketAddrUnix) -> io::Result<Option<String>> {
     connect(&socket, address)?;
     let peer = lasthop_sys::peer(&socket)?;
     let trusted = peer.uid == 0 || peer.uid == geteuid().as_raw();
-    let named = || peer.pid.map_or_else(|| "in another PID namespace".into(), |pid| format!("pid {pid}"));
+    let named = || {
+        peer.pid.map_or_else(
+            || "in another PID namespace: `ss -xlp` on the host shows whose @lasthop-device is".into(),
+            |pid| format!("pid {pid}"),
+        )
+    };
     Ok(trusted.then(named))
 }
 

@@ -175,8 +175,8 @@ pub fn give_back_memory() {
     }
 }
 
-/// All threads share one heap, as those of the switch do, which is started with it: what whoever starts that (`child/sandbox.rs` of `lasthop`) says of it
-/// holds here.
+/// All threads share one heap: for a second one the allocator opens a file when a thread begins or ends, for which the filter would end the process. The switch
+/// is started with one (`child/sandbox.rs` of `lasthop`).
 fn one_heap() {
     #[cfg(target_env = "gnu")]
     // SAFETY: it sets a number of the allocator, under the allocator's own lock.
