@@ -27,6 +27,7 @@ const MEASURED: &[&str] = &[
     "scheduling",
     "shares",
     "turnover",
+    "uplink_nice",
     "watchdog",
 ];
 

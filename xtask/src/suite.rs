@@ -43,6 +43,7 @@ const LONG: &[(&str, &[&str])] = &[
             "queue_flood",
             "shares",
             "systemd",
+            "uplink_nice",
             "upgrade_hundred",
         ],
     ),

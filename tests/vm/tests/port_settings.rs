@@ -453,6 +453,19 @@ fn storms_are_limited() {
 #[test]
 #[ignore = "rarely breaks, and takes long; `cargo xtask test --long` runs it"]
 fn a_machine_is_held_to_its_bound_of_processor_time() {
+    // There are no helpers: its thread takes all of it.
+    is_held_to_a_quarter("a", "--max-cpu", 60, |lasthop| lasthop.port("a")["cpu_ns"].as_u64(), "cpu_bound");
+}
+
+/// A machine is flooded, and copies to it take a quarter of what they took before they were bounded.
+#[test]
+#[ignore = "rarely breaks, and takes long; `cargo xtask test --long` runs it"]
+fn copies_to_a_machine_are_held_to_their_bound() {
+    is_held_to_a_quarter("b", "--max-cpu-to", 1500, |lasthop| lasthop.port("b")["copied_ns"].as_u64(), "copy_bound");
+}
+
+/// Machine `a` floods `b`; what is spent is bounded by that setting of that port, and so shown.
+fn is_held_to_a_quarter(port: &str, setting: &str, len: u32, spent_ns: fn(&Lasthop) -> Option<u64>, bound: &str) {
     let dir = scratch();
     let ports = ["a", "b"].map(|name| Port::listen(name, dir.path()));
     let lasthop = Lasthop::start_with(&ports, &["--helpers", "none"]);
@@ -460,29 +473,28 @@ fn a_machine_is_held_to_its_bound_of_processor_time() {
     checks::ping(&a, &b);
     (0..2).for_each(|_| {
         let to = b.config.nics[0].mac();
-        a.background(&format!("lasthop-guest raw-send eth0 {to} 88b5 1000000000 60 60 0"));
+        a.background(&format!("lasthop-guest raw-send eth0 {to} 88b5 1000000000 {len} {len} 0"));
     });
-    // There are no helpers: its thread takes all of it.
-    let spent_ns = || lasthop.port("a")["cpu_ns"].as_u64().expect("a time");
     // In hundredths of a processor.
     let spent = || {
-        let (before, since) = (spent_ns(), Instant::now());
+        let (before, since) = (spent_ns(&lasthop).expect("a time"), Instant::now());
         std::thread::sleep(Duration::from_secs(5));
-        (spent_ns() - before) as f64 * 100.0 / since.elapsed().as_nanos() as f64
+        (spent_ns(&lasthop).expect("a time") - before) as f64 * 100.0 / since.elapsed().as_nanos() as f64
     };
     let unbounded = spent();
     let most = (unbounded / 4.0).ceil();
-    lasthop.command(&["port", "set", "a", "--max-cpu", &most.to_string()]);
+    assert!(most <= unbounded / 2.0, "{unbounded} % is too little to be bounded by whole hundredths");
+    lasthop.command(&["port", "set", port, setting, &most.to_string()]);
     let end = Instant::now() + Duration::from_secs(120);
     loop {
         let now = spent();
-        println!("of {unbounded} % to be {most}: {now}, {}", lasthop.port("a")["cpu_bound"]);
+        println!("of {unbounded} % to be {most}: {now}, {}", lasthop.port(port)[bound]);
         if (most * 0.75..=most * 1.25).contains(&now) {
             break;
         }
         assert!(Instant::now() < end, "{now} %, not {most}");
     }
-    assert!(lasthop.port("a")["cpu_bound"]["missed_ms"].is_null());
+    assert!(lasthop.port(port)[bound].is_object() && lasthop.port(port)[bound]["missed_ms"].is_null());
     checks::ping(&a, &b);
     lasthop.check_sums();
 }
