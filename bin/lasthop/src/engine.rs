@@ -128,9 +128,9 @@ fn why_unmoved(port: &str, engine: &str, poll: Option<&str>) -> String {
 /// Why threads are nowhere near, although they are to be, if there is nothing to be near to.
 fn why_nowhere(list: &EngineList) -> String {
     let what = match list.near.as_str() {
-        "node" => "this host has one NUMA node with CPUs that are online",
+        "node" => "lasthop sees one NUMA node with CPUs that are online, and no more",
         "cache" => {
-            "this host has one NUMA node with CPUs that are online, and no last-level cache that some of its CPUs share and others do not"
+            "lasthop sees one NUMA node with CPUs that are online, and no last-level cache that some of its CPUs share and others do not"
         }
         _ => return String::new(),
     };
@@ -202,7 +202,7 @@ mod tests {
         for (near, why) in [("node", "one NUMA node"), ("cache", "no last-level cache")] {
             assert!(why_nowhere(&list(near, 0)).contains(why));
             let text = table(&list(near, 0));
-            assert!(text.contains(&format!("near {near}: this host has one")) && text.contains(why), "{text}");
+            assert!(text.contains(&format!("near {near}: lasthop sees one")) && text.contains(why), "{text}");
             assert_eq!(why_nowhere(&list(near, 2)), "");
             assert!(table(&list(near, 2)).contains(&format!("near {near}: ports' threads are kept so near")));
         }

@@ -384,10 +384,10 @@ fn how_near_is_said_on_the_command_line_in_the_file_and_at_run_time() {
         std::fs::write(system.join(file), cpus).unwrap();
     }
     let lasthop = lasthop.start_again(None, &[], &["--system", system.to_str().unwrap()], || ());
-    assert!(lasthop.command(&["engine", "list"]).contains("near node: this host has one NUMA node"));
+    assert!(lasthop.command(&["engine", "list"]).contains("near node: lasthop sees one NUMA node"));
     let said = lasthop.command(&["engine", "near", "cache"]);
     assert!(
-        said.starts_with("near cache\nthis host has one NUMA node") && said.contains("no last-level cache"),
+        said.starts_with("near cache\nlasthop sees one NUMA node") && said.contains("no last-level cache"),
         "{said}"
     );
     assert_eq!(lasthop.command(&["engine", "near", "off"]), "near off\n");

@@ -61,10 +61,12 @@ fn far<'f>(facts: &'f Facts<'_>) -> impl Iterator<Item = Finding> + use<'f> {
         let (name, cpus, node) = (&port.name, &place.vm_cpus, place.node.map(|node| node.to_string()));
         let polls = || engines.iter().filter(|engine| engine.kind == EngineKind::Poll.name());
         let is_there = |engine: &&Engine| engine.nodes.is_some() && engine.nodes == node;
+        // One without a thread has no ports, and gets none.
+        let polls_there = |engine: &&Engine| is_there(engine) && engine.cpu_ns.is_some();
         // That with the fewest ports, those counted that come to it by what is said here.
         let mut nearest = || {
             let ports = |engine: &&Engine| engine.ports.len() + sent.get(&*engine.name).copied().unwrap_or(0);
-            let near = polls().filter(is_there).min_by_key(ports)?;
+            let near = polls().filter(polls_there).min_by_key(ports)?;
             *sent.entry(&near.name).or_default() += 1;
             Some(near)
         };
@@ -173,6 +175,7 @@ mod tests {
         let engine = |name: &str, nodes: &str, ports: &[&str]| Engine {
             name: name.into(),
             kind: name.split('-').next().unwrap().into(),
+            cpu_ns: Some(1),
             nodes: Some(nodes.into()),
             ports: ports.iter().map(ToString::to_string).collect(),
             ..Engine::default()
@@ -193,6 +196,8 @@ mod tests {
         // Several cores of a node have their share of them.
         let mut several = polls([&["b", "d", "e"], &["a", "c"]]);
         several.insert(1, engine("poll-3", "0", &[]));
+        // One whose thread could not be bound has no ports, and is to get none.
+        several.push(Engine { cpu_ns: None, ..engine("poll-4", "0", &[]) });
         now = seen(&["a", "c", "f", "g", "h"].map(|name| place(up(name), "near", Some(0), None)));
         several[2].ports = ["a", "c", "f", "g", "h"].map(Into::into).to_vec();
         now.engines.engines = several;

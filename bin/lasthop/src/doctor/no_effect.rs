@@ -18,7 +18,7 @@ fn finding(facts: &Facts<'_>, note: &Note, told: &str) -> Finding {
     let taken_back = facts.lasthop(&format!("port set {port} --{setting} none"));
     let finding = Finding::at(port, kind, what.clone()).seen(format!("told {setting}={told}"));
     let remedy = if note.locks_out() {
-        "before its VM reboots, is started again or is moved, see to one of both; or take the setting back"
+        "before its VM reboots, is started again or is moved, and before lasthop is started again, start it with shorter rings, or raise max-ring; or take the setting back"
     } else {
         "take the setting back; or `lasthop engine move` gives the port a thread of its own, and `no-ebpf` says what keeps lasthop from seeing VMs"
     };

@@ -443,11 +443,14 @@ impl Vm {
         let before = self.thread.replace((thread, times, now)).filter(|(before, ..)| *before == thread);
         let Some((_, before, at)) = before else { return true };
         let [ran, waited] = [times.0.saturating_sub(before.0), times.1.saturating_sub(before.1)];
+        // What was counted in the look before this one, and no earlier, says what has happened between both.
+        let counted = self.throttled.take();
         let stopped = || {
             let groups = fs::read_to_string(thread.proc().join("cgroup")).unwrap_or_default();
             let times = throttled(hierarchies, &groups);
-            let before = self.throttled.replace((groups.clone(), times));
-            before.is_some_and(|(before, had)| before == groups && had < times)
+            let is_more = counted.is_some_and(|(before, had)| before == groups && had < times);
+            self.throttled = Some((groups, times));
+            is_more
         };
         // Of one that may not be near it says nothing.
         if self.refused.is_none() {
