@@ -165,8 +165,8 @@ impl Server {
         if !ring.is_due(*now_ns) {
             return false;
         }
-        if ring.leave_to_helper(helpers, *now_ns) {
-            ring.next = Next::At(guard_ns(*now_ns));
+        if let Some(then_ns) = ring.leave_to_helper(helpers, *now_ns) {
+            ring.next = Next::At(then_ns);
             return false;
         }
         if !turns.has_turn(&ring.turn) {
@@ -284,11 +284,6 @@ impl Server {
     }
 }
 
-/// When a ring that a helper has, or may have, is looked after next. At the same time for all rings, so that the helper loses its core once.
-fn guard_ns(now_ns: u64) -> u64 {
-    (now_ns / GUARD_NS + 1) * GUARD_NS
-}
-
 /// Gives others of this core their turn after [`TURN_NS`] of dear packets.
 fn yield_if_due(outcome: &Outcome, yielded_ns: &mut u64, forwarder: &Forwarder, now_ns: u64) {
     if outcome.more && now_ns.saturating_sub(*yielded_ns) > TURN_NS {
@@ -307,9 +302,9 @@ impl PortRing {
         }
     }
 
-    /// True if a helper owns the ring, which is left to it. It is taken away from a helper that has lost its core.
-    fn leave_to_helper(&mut self, helpers: &Helpers, now_ns: u64) -> bool {
-        let Some(helper) = self.owned.owner.reclaim() else { return false };
+    /// If a helper owns the ring, it is left to that, until then. It is taken away from a helper that has lost its core.
+    fn leave_to_helper(&mut self, helpers: &Helpers, now_ns: u64) -> Option<u64> {
+        let helper = self.owned.owner.reclaim()?;
         // By the helper, when it took the ring.
         self.kicks_disabled = true;
         let lost = helpers.is_lost(helper, now_ns);
@@ -318,7 +313,7 @@ impl PortRing {
             helpers.avoid(helper, self.offer.map_or(now_ns, |(_, since_ns)| since_ns), now_ns);
             helpers.boost(WaitNotice::HolderUnknown);
         }
-        !lost
+        (!lost).then(|| helpers.guard_ns(helper, &self.owned, now_ns))
     }
 
     /// The ring has been emptied: asks the guest for its next kick, and says when to look again. `Now`: the guest was faster.
@@ -346,7 +341,7 @@ impl PortRing {
             Kicks::Next if forwarder.rearm_notifications(port, queue, 0, || true) => Next::Now,
             Kicks::Next if self.owned.owner.is_own() => Next::Woken,
             // A helper has claimed it meanwhile, and may have asked the guest not to kick.
-            Kicks::Next => Next::At(guard_ns(now_ns)),
+            Kicks::Next => Next::At(now_ns + GUARD_NS),
         };
         self.kicks_disabled = next == Next::Now;
         next
@@ -358,7 +353,7 @@ impl PortRing {
             Some(until_ns) => Some(Next::At(until_ns)),
             // Until control has answered, unless a helper takes it meanwhile.
             None if outcome.stalled && !outcome.short_of_buffers && self.owned.owner.is_own() => Some(Next::Woken),
-            None if outcome.stalled && !outcome.short_of_buffers => Some(Next::At(guard_ns(now_ns))),
+            None if outcome.stalled && !outcome.short_of_buffers => Some(Next::At(now_ns + GUARD_NS)),
             None if outcome.short_of_buffers && !outcome.more => Some(Next::At(now_ns + HOLD_RETRY_NS)),
             None => None,
         }
