@@ -4,7 +4,7 @@
 //! it changed meanwhile; a question is answered part by part, each made when there is room for it; packets that wait for control
 //! wait with their ports.
 
-use crate::ports::PortEntry;
+use crate::ports::{PortEntry, outlast_bursts};
 use lasthop_flow::{Flow, Lookup};
 use lasthop_forward::Datapath;
 use lasthop_frame::{Depth, FlowKey};
@@ -41,17 +41,6 @@ struct Question {
     told: Option<PortId>,
     /// And that this was the last there is.
     all_told: bool,
-}
-
-/// What answers are made of.
-#[derive(Clone, Copy)]
-pub struct Sources<'a> {
-    /// Flows, and the clock.
-    pub datapath: &'a Datapath,
-    /// The ports.
-    pub ports: &'a BTreeMap<PortId, PortEntry>,
-    /// What ports counted that were removed.
-    pub removed: &'a (PortTotals, PortTotals),
 }
 
 /// Our end of the rings.
@@ -171,8 +160,14 @@ impl Control {
     }
 
     /// Tells of flows that have ended, and sends one part of an answer, if there is room and somebody asked. False: there was nothing to do.
-    pub fn answer(&mut self, sources: Sources<'_>) -> Result<bool, ChannelError> {
-        let now_ms = sources.datapath.now_ms();
+    /// `removed`: what ports counted that are no more.
+    pub fn answer(
+        &mut self,
+        datapath: &Datapath,
+        ports: &BTreeMap<PortId, PortEntry>,
+        removed: &(PortTotals, PortTotals),
+    ) -> Result<bool, ChannelError> {
+        let now_ms = datapath.now_ms();
         while !self.is_full()
             && self.greeted
             && let Some(flow) = self.ended.pop()
@@ -185,29 +180,27 @@ impl Control {
         let Some(Question { request, question, told, all_told }) = self.questions.pop_front() else { return Ok(false) };
         let mut last = true;
         let reply = match &question {
-            DatapathRequest::Flows { after } => flows(sources.datapath, *after, now_ms),
+            DatapathRequest::Flows { after } => flows(datapath, *after, now_ms),
             DatapathRequest::Ports if all_told => {
-                let (from_guest, to_guest) = sources.removed.clone();
-                DatapathReply::Removed { from_guest, to_guest, caches: sources.datapath.caches() }
+                let (from_guest, to_guest) = removed.clone();
+                DatapathReply::Removed { from_guest, to_guest, caches: datapath.caches() }
             }
             DatapathRequest::Ports => {
                 last = false;
-                let mut ports = sources.ports.range((told.map_or(Unbounded, Excluded), Unbounded));
-                let port = ports.next().map(|(_, entry)| entry.info());
-                let all_told = ports.next().is_none();
+                let mut next = ports.range((told.map_or(Unbounded, Excluded), Unbounded));
+                let port = next.next().map(|(_, entry)| entry.info());
+                let all_told = next.next().is_none();
                 let told = port.as_ref().map(|info| info.id);
                 self.questions.push_front(Question { request, question, told, all_told });
                 DatapathReply::Ports(port.into_iter().collect())
             }
-            DatapathRequest::Lookup(key) => lookup(sources.datapath, key, now_ms),
+            DatapathRequest::Lookup(key) => lookup(datapath, key, now_ms),
             DatapathRequest::Meter(id) => {
-                let [passed, dropped] = sources.datapath.meter_counts(*id);
+                let [passed, dropped] = datapath.meter_counts(*id);
                 DatapathReply::Meter { id: *id, passed, dropped }
             }
             DatapathRequest::Barrier => {
-                // A burst under way may still follow a flow removed meanwhile: it ends with its queue's lock.
-                let queues = sources.ports.values().flat_map(|entry| entry.port.queues.iter());
-                queues.for_each(|queue| drop(queue.lock()));
+                outlast_bursts(ports);
                 DatapathReply::Barrier
             }
         };
@@ -278,9 +271,8 @@ mod tests {
         }
 
         fn talk(&mut self) {
-            let sources = Sources { datapath: &self.datapath, ports: &self.ports, removed: &self.removed };
             self.control.report_ports(&self.ports).unwrap();
-            while self.control.answer(sources).unwrap() {}
+            while self.control.answer(&self.datapath, &self.ports, &self.removed).unwrap() {}
             self.control.settle().unwrap();
         }
 

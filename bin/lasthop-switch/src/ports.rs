@@ -6,7 +6,8 @@ use lasthop_guestmem::Mapped;
 use lasthop_ipc::{LastError, PortInfo, QueueInfo};
 use lasthop_schedule::Workers;
 use lasthop_sys::{Aside, Epoll};
-use lasthop_types::{Level, PortId, PortTotals};
+use lasthop_types::{Level, PortId};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -26,28 +27,11 @@ pub struct PortEntry {
     datapath: Arc<Datapath>,
 }
 
-/// Counters of removed ports.
-#[derive(Debug, Default)]
-pub struct Removed {
-    totals: (PortTotals, PortTotals),
-    /// Those that some thread may still count at.
-    last: Vec<Arc<Port>>,
-}
-
-impl Removed {
-    /// This port was removed.
-    pub fn add(&mut self, port: Arc<Port>) {
-        self.last.push(port);
-    }
-
-    /// From guests, to guests.
-    pub fn totals(&mut self) -> (PortTotals, PortTotals) {
-        let ended = self.last.extract_if(.., |port| Arc::strong_count(port) == 1);
-        ended.for_each(|port| port.add_to(&mut self.totals));
-        let mut sum = self.totals.clone();
-        self.last.iter().for_each(|port| port.add_to(&mut sum));
-        sum
-    }
+/// Waits until bursts are over that may still follow flows, or count at ports, that were removed before: they end with their queues' locks. Those that
+/// begin later look for what there is with the lock held.
+pub fn outlast_bursts(ports: &BTreeMap<PortId, PortEntry>) {
+    let queues = ports.values().flat_map(|entry| entry.port.queues.iter());
+    queues.for_each(|queue| drop(queue.lock()));
 }
 
 impl PortEntry {

@@ -2,8 +2,8 @@
 //! that waited for control are sent on from here.
 
 use crate::arguments::Arguments;
-use crate::control::{Control, Sources};
-use crate::ports::{PortEntry, Removed};
+use crate::control::Control;
+use crate::ports::{PortEntry, outlast_bursts};
 use crate::unsent::{ToSupervisor, Unsent};
 use lasthop_connection::{Connection, End, Rings};
 use lasthop_flow::{Action, InsertError};
@@ -17,7 +17,7 @@ use lasthop_ipc::{
 use lasthop_schedule::policy::Hysteresis;
 use lasthop_schedule::{Settings, Workers};
 use lasthop_sys::{Beat, Epoll, Foreign, Trigger};
-use lasthop_types::{DropReason, Level, PortId};
+use lasthop_types::{DropReason, Level, PortId, PortTotals};
 use lasthop_virtqueue::{JOURNAL_BYTES, Journal, Patience};
 use rustix::net::{Shutdown, shutdown};
 use std::collections::{BTreeMap, BTreeSet};
@@ -72,7 +72,8 @@ pub struct Server {
     /// A message of control's that waits until all of them are carried out.
     deferred: Option<FromControl>,
     ports: BTreeMap<PortId, PortEntry>,
-    removed: Removed,
+    /// What ports counted that were removed: from guests, to guests.
+    removed: (PortTotals, PortTotals),
     /// Port whose waiting packets control is told of next, so that all get their turn.
     next_to_report: PortId,
     /// Memory that outlives this process, with a record for each ring.
@@ -126,7 +127,7 @@ impl Server {
             orders: Orders::default(),
             deferred: None,
             ports: BTreeMap::new(),
-            removed: Removed::default(),
+            removed: Default::default(),
             next_to_report: PortId(0),
             max_guest_memory: told.max_guest_memory,
             upcalls_wait: false,
@@ -303,7 +304,8 @@ impl Server {
         self.forwarder.expire(&entry.port, u64::MAX);
         self.workers.remove(id);
         self.datapath.remove_port(id);
-        self.removed.add(entry.port);
+        outlast_bursts(&self.ports);
+        entry.port.add_to(&mut self.removed);
         self.unsent.forget(id);
         if let Some(control) = &mut self.control {
             control.port_gone(id);
@@ -337,9 +339,7 @@ impl Server {
         let done = self.report_ports_and_upcalls().and_then(|()| {
             for _ in 0..ANSWERS_BURST {
                 let Some(control) = &mut self.control else { return Ok(()) };
-                let (datapath, ports) = (&*self.datapath, &self.ports);
-                let sources = Sources { datapath, ports, removed: &self.removed.totals() };
-                if !control.answer(sources)? {
+                if !control.answer(&self.datapath, &self.ports, &self.removed)? {
                     break;
                 }
                 self.report_ports_and_upcalls()?;

@@ -154,10 +154,11 @@ impl Forwarder {
     /// Moves up to [`BURST`] packets that came from `port`'s vring `index`. Returns at once if another thread is on
     /// that queue. `now_ns` is any clock in nanoseconds that all threads share.
     pub fn carry(&mut self, port: &Port, index: u16, now_ns: u64) -> Outcome {
-        self.follow_ports();
         let Some(queue) = port.queues.get(usize::from(index)) else { return Outcome::default() };
         let Some(mut guard) = queue.try_lock() else { return Outcome::default() };
         let Some(started) = guard.started() else { return Outcome::default() };
+        // With the lock held: whoever removes a port, and then takes all locks once, knows that nobody counts at it any more.
+        self.follow_ports();
         let until_ns = port.sends.until(now_ns);
         if until_ns.is_some() {
             queue.counters.held.add(1);
