@@ -130,11 +130,6 @@ impl PortTotals {
         }
         self.drops.sort_by_key(|(r, _)| *r as usize);
     }
-
-    /// Packets dropped, all reasons.
-    pub fn dropped(&self) -> u64 {
-        self.drops.iter().map(|(_, n)| n).sum()
-    }
 }
 
 #[cfg(test)]

@@ -15,16 +15,8 @@ macro_rules! drop_reasons {
         impl DropReason {
             /// How many reasons there are.
             pub const COUNT: usize = DROP_REASONS.len();
-
-            /// The name that `lasthop stats` shows.
-            pub fn name(self) -> &'static str {
-                match self { $(Self::$variant => $name,)* }
-            }
-
-            /// One sentence that says what happened and, where there is one, what to do.
-            pub fn explain(self) -> &'static str {
-                match self { $(Self::$variant => concat!($($doc),+).trim_ascii(),)* }
-            }
+            /// The name and the sentence of each.
+            pub const WORDS: &[[&str; 2]] = &[$([$name, concat!($($doc),+).trim_ascii()],)*];
         }
     };
 }

@@ -5,6 +5,8 @@
 mod counter;
 mod drop;
 mod line;
+#[cfg(any(test, feature = "words"))]
+mod words;
 
 pub use counter::{CacheFigures, Counter, DropCounters, PortCounters, PortFigures, PortTotals};
 pub use drop::{DROP_REASONS, DropReason};
