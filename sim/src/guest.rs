@@ -216,7 +216,7 @@ impl World {
             (Work::Kick, _) => self.wake_service(n),
             (Work::Entry, _) => {
                 let guest = &mut self.guests[n];
-                guest.switches |= guest.transmit.due_ns().is_none_or(|due| due <= self.clock.now_ns());
+                guest.switches |= guest.transmit.due_ns.is_none_or(|due| due <= self.clock.now_ns());
                 guest.copies = Some(OWN);
             }
             _ => {}

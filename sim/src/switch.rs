@@ -95,7 +95,7 @@ impl World {
         let now_ns = self.clock.now_ns();
         let guest = &mut self.guests[n];
         guest.transmit_event = false;
-        let Some(due_ns) = guest.transmit.due_ns() else { return };
+        let Some(due_ns) = guest.transmit.due_ns else { return };
         if due_ns > now_ns {
             guest.transmit_event = true;
             return self.clock.at(due_ns, Event::Transmit(n));
@@ -121,12 +121,12 @@ impl World {
                 self.guests[to].receive_due_ns = None;
                 self.bring_in(to);
             }
-            Interrupt::At(due_ns) => {
+            Interrupt::At(due_ns) if self.guests[to].receive_due_ns.is_none() => {
                 self.guests[to].receive_due_ns = Some(due_ns);
                 self.clock.at(due_ns, Event::Receive(to));
                 self.offload(to);
             }
-            Interrupt::Later => {
+            _ => {
                 self.offload(to);
             }
         }
@@ -165,7 +165,7 @@ impl World {
             return self.wake(self.workers[n].task);
         }
         self.guests[n].receive_due_ns = None;
-        if self.guests[n].receive.expired(&self.receive_batch, now_ns) {
+        if self.guests[n].receive.due(&self.receive_batch, Vm::Blocked, now_ns) == Interrupt::Now {
             self.bring_in(n);
         }
     }
@@ -199,11 +199,11 @@ impl World {
                 guest.receive_due_ns = None;
                 self.interrupt(to);
             }
-            Interrupt::At(due_ns) => {
+            Interrupt::At(due_ns) if guest.receive_due_ns.is_none() => {
                 guest.receive_due_ns = Some(due_ns);
                 self.clock.at(due_ns, Event::Receive(to));
             }
-            Interrupt::Later => {}
+            _ => {}
         }
     }
 

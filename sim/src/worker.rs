@@ -3,6 +3,7 @@
 use crate::guest::{OWN, share};
 use crate::sched::TaskKind;
 use crate::world::{Event, Work, World};
+use lasthop_schedule::policy::{Interrupt, Vm};
 use std::collections::VecDeque;
 
 /// Packets taken before they are delivered.
@@ -104,7 +105,7 @@ impl World {
         let now_ns = self.clock.now_ns();
         let guest = &mut self.guests[n];
         guest.receive_due_ns = None;
-        let due = guest.receive.expired(&self.receive_batch, now_ns);
+        let due = guest.receive.due(&self.receive_batch, Vm::Blocked, now_ns) == Interrupt::Now;
         if due && !guest.polls && !guest.to_guest.is_empty() {
             self.interrupt(n);
         }

@@ -104,11 +104,8 @@ impl Place<'_> {
         Some(if names.is_empty() { "a core".to_owned() } else { names.join(" and ") })
     }
 
-    /// Why interrupts of this port's guest are not held back, whatever it is told.
+    /// Why interrupts of this port's guest are not held back, whatever it is told and whoever looks after its rings.
     pub fn not_held_back(&self, port: &Port) -> Option<String> {
-        if let Some(by) = self.polled_by(port) {
-            return Some(format!("{by} polls its rings, and interrupts are not held back there"));
-        }
         let unknown = "it is not known when its VM runs, and its guest is interrupted whenever it wants";
         match self.vms_unknown {
             Some(why) => Some(format!("{unknown} ({why})")),
@@ -178,11 +175,15 @@ mod tests {
     }
 
     #[test]
-    fn batching_of_a_port_that_is_polled_does_nothing() {
+    fn transmit_batching_of_a_port_that_is_polled_does_nothing() {
         let told = port(&[(RX_BATCH, "250,32"), (TX_BATCH, "250,32")]);
         let polled = || vec![engine(EngineKind::Poll, &["a", "b"]), engine(EngineKind::Ports, &[])];
         let said = notes(polled(), None, &told);
-        assert_eq!(said.iter().map(|(setting, _)| *setting).collect::<Vec<_>>(), [TX_BATCH, RX_BATCH]);
+        assert_eq!(
+            said.iter().map(|(setting, _)| *setting).collect::<Vec<_>>(),
+            [TX_BATCH],
+            "interrupts are held back"
+        );
         assert!(said.iter().all(|(_, what)| what.contains("does nothing now: poll-3 polls its rings")), "{said:?}");
         assert_eq!(notes(vec![engine(EngineKind::Ports, &["a"])], None, &told), []);
         assert_eq!(notes(polled(), None, &port(&[(RX_BATCH, "off"), (TX_BATCH, "off")])), [], "that is how it is");
@@ -201,8 +202,10 @@ mod tests {
     fn interrupts_wait_for_no_vm_of_which_nothing_is_known() {
         let told = port(&[(RX_BATCH, "250,32")]);
         let unseen = Port { vm: None, ..told.clone() };
-        let said = notes(Vec::new(), None, &unseen);
-        assert!(said[0].1.starts_with("rx-batch does nothing now: it is not known when its VM runs"), "{said:?}");
+        for engines in [Vec::new(), vec![engine(EngineKind::Poll, &["a"])]] {
+            let said = notes(engines, None, &unseen);
+            assert!(said[0].1.starts_with("rx-batch does nothing now: it is not known when its VM runs"), "{said:?}");
+        }
         assert_eq!(notes(Vec::new(), None, &Port { state: "waiting".into(), ..unseen.clone() }), []);
         let said = notes(Vec::new(), Some("EPERM"), &Port { state: "waiting".into(), ..unseen });
         assert!(said[0].1.ends_with("(EPERM)"), "{said:?}");

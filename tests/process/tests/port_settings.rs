@@ -308,20 +308,23 @@ fn pair(arguments: &[&str]) -> (Lasthop, [Guest; 2], tempfile::TempDir) {
     (lasthop, guests, dir)
 }
 
-/// A core that polls needs no kicks, and holds no interrupts back: who sets how many are gathered hears that, and so does whoever looks.
+/// A core that polls needs no kicks: who sets how many are gathered hears that, and so does whoever looks. Interrupts it holds back.
 #[test]
-fn batching_of_a_port_that_is_polled_is_said_to_do_nothing() {
+fn transmit_batching_of_a_port_that_is_polled_is_said_to_do_nothing() {
     let (lasthop, _guests, _dir) = pair(&["--poll", "0"]);
-    is_said(&lasthop.command(&["show", "a"]), &["poll-0 polls them, interrupts are not held back\n"]);
-    is_silent(&lasthop);
-    let receive = ["rx-batch does nothing now: poll-0 polls its rings", "not held back"];
+    let unknown = lasthop.port("a")["vm"].is_null();
+    if !unknown {
+        is_said(&lasthop.command(&["show", "a"]), &["poll-0 polls them, interrupts for 125 us or 64 packets\n"]);
+        is_silent(&lasthop);
+        assert_eq!(set(&lasthop, &["a", "--rx-batch", "250,32"]), "");
+        is_said(&lasthop.command(&["show", "a"]), &["poll-0 polls them, interrupts for 250 us or 32 packets\n"]);
+    }
     let transmit = ["tx-batch does nothing now: poll-0 polls its rings", "need not kick"];
-    is_said(&set(&lasthop, &["a", "--rx-batch", "250,32"]), &receive);
     is_said(&set(&lasthop, &["a", "--tx-batch", "250,32"]), &transmit);
-    [receive, transmit].iter().for_each(|parts| is_shown(&lasthop, "a", parts));
+    is_shown(&lasthop, "a", &transmit);
     is_found(&lasthop, "a", "(no-effect)");
     assert_eq!(set(&lasthop, &["a", "--isolated"]), "", "what was set before is not said again");
-    if lasthop.port("a")["vm"].is_null() {
+    if unknown {
         println!("not known here which VMs run: not tested any further");
         return;
     }
@@ -335,7 +338,7 @@ fn batching_of_a_port_that_is_polled_is_said_to_do_nothing() {
         &["kicks gathered for 250 us or 32 packets, interrupts for 250 us or 32 packets\n"],
     );
     // And not on the core again, which is what this sets.
-    is_said(&set(&lasthop, &["a", "--engine", "none"]), &[receive[0], transmit[0]]);
+    is_said(&set(&lasthop, &["a", "--engine", "none"]), &[transmit[0]]);
     set(&lasthop, &["a", "--rx-batch", "off", "--tx-batch", "none"]);
     is_silent(&lasthop);
 }

@@ -222,6 +222,27 @@ fn batches(pair: &Pair) {
     );
 }
 
+/// Interrupts a packet, while the receiver has other things to do and a core polls its port.
+fn a_polled_port_batches(pair: &Pair) {
+    let lasthop = pair.with(&["--poll", "0"]);
+    let interrupts = |receive: &str| {
+        lasthop.command(&["port", "set", "b", "--rx-batch", receive]);
+        let _spinning = Spinning::start(&lasthop, &pair.vms[1]);
+        let grown = pair.frames(&lasthop, 4000, 100);
+        println!("polled, receive batches {receive}: {grown:?}");
+        assert_eq!((grown.ports_ns, grown.helpers_ns), (0, 0), "a core polls: {grown:?}");
+        grown.seen as f64 / grown.packets as f64
+    };
+    // As above: a guest that loses its core is taken for one that sleeps.
+    let mut seen = Vec::new();
+    let shown = (0..4).any(|_| {
+        let [each, held] = ["off", "5000,64"].map(&interrupts);
+        seen.push([each, held]);
+        held * 3.0 < each
+    });
+    assert!(shown, "interrupts a packet, without and with receive batches: {seen:?}");
+}
+
 /// Both sleep between packets, so there are cores that nobody wants.
 fn helpers_take_part(pair: &Pair) {
     let lasthop = pair.with(&[]);
@@ -292,6 +313,7 @@ fn two_guests_batch_by_batch() {
     helpers_take_part(&pair);
     // A device's threads are in nobody's control group, and it does not know who sleeps.
     if !on_device::is_on() {
+        a_polled_port_batches(&pair);
         vms_pay(&pair);
         questions_do_not_wait(&pair);
     }

@@ -33,7 +33,8 @@ mod tests {
 
     #[test]
     fn what_does_nothing_is_a_finding_and_a_share_is_none() {
-        let mut a = told(up("a"), &[("rx-batch", "250,32"), ("weight", "300"), ("max-ring", "256")]);
+        let mut a =
+            told(up("a"), &[("tx-batch", "250,32"), ("rx-batch", "250,32"), ("weight", "300"), ("max-ring", "256")]);
         a.queues = vec![Queue { size: 1024, enabled: true, ..Queue::default() }];
         let mut now = seen(&[a, told(up("b"), &[("weight", "300")])]);
         let engine = Engine {
@@ -49,7 +50,7 @@ mod tests {
             found.iter().map(|f| (f.kind, f.port.as_deref())).collect::<Vec<_>>(),
             [("no-effect", Some("a")), ("max-ring", Some("a"))]
         );
-        assert_eq!(found[0].evidence, ["told rx-batch=250,32"]);
+        assert_eq!(found[0].evidence, ["told tx-batch=250,32"]);
         assert_eq!(found[1].command.as_deref(), Some("lasthop port set a --max-ring none"));
     }
 }

@@ -162,7 +162,6 @@ fn queues(shown: &Shown) -> Vec<String> {
         None => format!("kicks gathered for {}", batch(port.tx_batch)),
     };
     let interrupts = match &shown.not_held_back {
-        Some(_) if shown.polled_by.is_some() => "interrupts are not held back".to_owned(),
         Some(why) => format!("interrupts are not held back: {why}"),
         None => format!("interrupts for {}", batch(port.rx_batch)),
     };

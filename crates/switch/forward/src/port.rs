@@ -60,8 +60,9 @@ pub trait Coalesce: fmt::Debug + Send + Sync {
     /// `packets` more have been delivered. True: interrupt now. False: the one that decides does it later. Called with the lock of
     /// the queue to the guest held.
     fn interrupts_now(&self, port: &Arc<Port>, queue: &Queue, packets: u32) -> bool;
-    /// The guest has blocked: interrupts it if that is owed. Called without locks.
-    fn blocked(&self, port: &Port);
+    /// Interrupts the guest, if that is owed, for what has waited long enough, or for all if it has `blocked`. True: the caller is to look
+    /// again. Called without locks.
+    fn look(&self, port: &Port, blocked: bool) -> bool;
 }
 
 impl Port {
@@ -106,9 +107,9 @@ impl Port {
         self.coalescing.get().is_none_or(|c| c.interrupts_now(self, queue, packets))
     }
 
-    /// The guest has blocked.
-    pub fn blocked(&self) {
-        self.coalescing.get().into_iter().for_each(|c| c.blocked(self));
+    /// [`Coalesce::look`].
+    pub fn look_after_guest(&self, blocked: bool) -> bool {
+        self.coalescing.get().is_some_and(|c| c.look(self, blocked))
     }
 
     /// The queue that carries packets to the guest for traffic with this hash that comes `from` a port, if there is one: any flow always

@@ -8,42 +8,49 @@ use lasthop_sys::TimerFd;
 use lasthop_types::MAX_QUEUE_PAIRS;
 use lasthop_virtqueue::Queue;
 use std::io;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, MutexGuard};
 
-const NOBODY: usize = usize::MAX;
+pub(crate) const NOBODY: usize = usize::MAX;
+/// Of an interrupt that nobody waits for.
+const NEVER: u64 = u64::MAX;
 
 /// The receive timers of a port. The thread that delivers decides whether to interrupt now. A deferred interrupt is sent by the port's own
-/// thread, so none is lost with a helper that loses its core.
+/// thread, so none is lost with a helper that loses its core; or by the core that polls the port's rings, which looks at the clock and at the VM
+/// between its bursts.
 #[derive(Debug)]
 pub(crate) struct Coalescing {
     helpers: Arc<Helpers>,
     /// Helper that sends the deferred interrupt when the guest blocks.
     told: AtomicUsize,
+    /// The one that polls the port's rings; nobody: the port has a thread, which waits for the timer.
+    pub(crate) poller: AtomicUsize,
+    /// When the first is due of the interrupts that are held back. Whoever changes it from [`NEVER`] has somebody look then. Relaxed: it is brought
+    /// forward with the lock of a receive timer held, and put back to never before all of these are locked and looked at.
+    due_ns: AtomicU64,
     /// One for each queue to the guest. Locked only while that queue is.
     timers: [Lock<ReceiveTimer>; MAX_QUEUE_PAIRS],
-    /// Runs while any of them waits.
+    /// Runs while any of them waits for the port's thread.
     pub(crate) timer: TimerFd,
 }
 
 impl Coalescing {
     pub(crate) fn new(helpers: Arc<Helpers>) -> io::Result<Self> {
-        Ok(Self { helpers, told: NOBODY.into(), timers: Default::default(), timer: TimerFd::new()? })
+        let (told, poller, due_ns) = (NOBODY.into(), NOBODY.into(), NEVER.into());
+        Ok(Self { helpers, told, poller, due_ns, timers: Default::default(), timer: TimerFd::new()? })
     }
 
     fn timer_of(&self, queue: &Queue) -> Option<MutexGuard<'_, ReceiveTimer>> {
         Some(self.timers.get(usize::from(queue.index() / 2))?.lock())
     }
 
-    /// The time is over: interrupts the guest for what waits.
-    pub(crate) fn expire(&self, port: &Port) {
-        let batch = Batch::of(&port.batches[1]);
-        for queue in port.queues.iter().step_by(2).filter(|queue| queue.is_ready()) {
-            let guard = queue.lock();
-            if self.timer_of(queue).is_some_and(|mut t| t.expired(&batch, self.helpers.datapath.now_ns())) {
-                guard.call();
-            }
+    /// An interrupt waits until then. True: it is the first, and a core that polls is to be told.
+    fn wait_until(&self, then_ns: u64, now_ns: u64, poller: usize) -> bool {
+        let before_ns = self.due_ns.fetch_min(then_ns, Relaxed);
+        if poller == NOBODY && then_ns < before_ns {
+            self.timer.set_ns(then_ns.saturating_sub(now_ns));
         }
+        before_ns == NEVER
     }
 }
 
@@ -51,26 +58,39 @@ impl Coalesce for Coalescing {
     fn interrupts_now(&self, port: &Arc<Port>, queue: &Queue, packets: u32) -> bool {
         let Some(mut timer) = self.timer_of(queue) else { return true };
         let (now_ns, vm) = (self.helpers.datapath.now_ns(), vm_of(self.helpers.settings.view, port));
-        match timer.delivered(&Batch::of(&port.batches[1]), packets, vm, now_ns) {
-            Interrupt::Now => true,
-            Interrupt::At(then_ns) => {
-                self.timer.set_ns(then_ns.saturating_sub(now_ns));
+        let due = timer.delivered(&Batch::of(&port.batches[1]), packets, vm, now_ns);
+        if let (Interrupt::At(then_ns), Vm::Running(core)) = (due, vm) {
+            let poller = self.poller.load(Relaxed);
+            if self.wait_until(then_ns, now_ns, poller) {
                 // Work before blocking (PhD §4.3.5): nobody waits for the timer once the guest sleeps.
-                if let Vm::Running(core) = vm
-                    && let Some(helper) = self.helpers.on(core)
-                    // Relaxed: told twice or told late, a helper finds the same; the letter's way has an order of its own.
-                    && self.told.swap(helper, Relaxed) != helper
-                {
-                    self.helpers.interrupt_when_blocked(helper, port);
-                }
-                false
+                let looks = if poller == NOBODY { self.helpers.on(core) } else { Some(poller) };
+                // Relaxed: told twice or told late, a helper finds the same; the letter's way has an order of its own.
+                let untold = looks.filter(|n| self.told.swap(*n, Relaxed) != *n || poller != NOBODY);
+                untold.into_iter().for_each(|n| self.helpers.interrupt_when_due(n, port));
             }
-            Interrupt::Later => false,
         }
+        due == Interrupt::Now
     }
 
-    fn blocked(&self, port: &Port) {
-        self.told.store(NOBODY, Relaxed);
-        self.expire(port);
+    fn look(&self, port: &Port, blocked: bool) -> bool {
+        let vm = if blocked { Vm::Blocked } else { vm_of(self.helpers.settings.view, port) };
+        let (now_ns, due_ns) = (self.helpers.datapath.now_ns(), self.due_ns.load(Relaxed));
+        if matches!(vm, Vm::Running(_)) && now_ns < due_ns {
+            return due_ns != NEVER;
+        }
+        if blocked {
+            self.told.store(NOBODY, Relaxed);
+        }
+        self.due_ns.store(NEVER, Relaxed);
+        let mut next_ns = NEVER;
+        for queue in port.queues.iter().step_by(2).filter(|queue| queue.is_ready()) {
+            let guard = queue.lock();
+            match self.timer_of(queue).map(|mut timer| timer.due(&Batch::of(&port.batches[1]), vm, now_ns)) {
+                Some(Interrupt::Now) => guard.call(),
+                Some(Interrupt::At(then_ns)) => next_ns = next_ns.min(then_ns),
+                _ => {}
+            }
+        }
+        next_ns != NEVER && self.wait_until(next_ns, now_ns, self.poller.load(Relaxed))
     }
 }

@@ -67,7 +67,7 @@ struct Helper {
 #[derive(Debug)]
 enum Letter {
     Offer(Arc<OwnedRing>, Option<Arrivals>),
-    /// A deferred interrupt of this port's guest is due once the helper gets to run.
+    /// An interrupt of this port's guest is held back: it is due once the helper gets to run. One that polls looks when it is.
     InterruptDue(Arc<Port>),
     Stop,
 }
@@ -98,8 +98,8 @@ impl Helpers {
             let epoll = Epoll::new()?;
             helper.mailbox.register(&epoll, 0)?;
             let forwarder = Forwarder::new(self.datapath.clone(), CACHE_ENTRIES);
-            let (helpers, claimed, turns) = (self.clone(), Vec::new(), Turns::default());
-            let mut thread = Thread { n, helpers, forwarder, epoll, claimed, turns, found_ns: 0, awake_ns: 0 };
+            let (helpers, claimed, held, turns) = (self.clone(), Vec::new(), Vec::new(), Turns::default());
+            let mut thread = Thread { n, helpers, forwarder, epoll, claimed, held, turns, found_ns: 0, awake_ns: 0 };
             let name = format!("{}-{}", if helper.polls { "poll" } else { "helper" }, helper.cpu);
             std::thread::Builder::new().name(name).spawn(move || thread.serve())
         };
@@ -164,14 +164,14 @@ impl Helpers {
     }
 
     /// Has a ring polled by a core that does nothing else: by the one that its port is set to, or that it falls to by its number if that one is not
-    /// there, or could not be bound to its core. False if its port's thread is to look after it: none polls, or the port is set so.
-    pub(crate) fn place(&self, owned: &Arc<OwnedRing>) -> bool {
+    /// there, or could not be bound to its core. `None` if its port's thread is to look after it: none polls, or the port is set so.
+    pub(crate) fn place(&self, owned: &Arc<OwnedRing>) -> Option<usize> {
         let cpu = owned.port.poll_cpu.load(Ordering::Relaxed);
         let can = |helper: &Helper| helper.polls && cpu != POLLED_NOWHERE && !helper.back_off.lock().holds(0);
         let can = self.all.iter().enumerate().filter(|(_, helper)| can(helper));
         let set = can.clone().find(|(_, helper)| helper.cpu == usize::from(cpu));
         let falls = || can.clone().nth(fall_to(polled_by(owned.port.id, owned.queue), can.clone().count()));
-        set.or_else(falls).map(|(n, _)| self.offer(n, owned, Some(Arrivals::default()))).is_some()
+        set.or_else(falls).map(|(n, _)| n).inspect(|n| self.offer(*n, owned, Some(Arrivals::default())))
     }
 
     /// Tells helper `n` of a ring that it may claim and poll while it has packets; without `arrivals` only to empty it once.
@@ -181,8 +181,9 @@ impl Helpers {
         }
     }
 
-    /// Asks helper `n` to send this port's deferred interrupt. It runs only when its core is free, that is, once the guest has blocked.
-    pub(crate) fn interrupt_when_blocked(&self, n: usize, port: &Arc<Port>) {
+    /// Asks helper `n` to send this port's deferred interrupt. It runs only when its core is free, that is, once the guest has blocked; or it polls,
+    /// and looks at the clock and the guest.
+    pub(crate) fn interrupt_when_due(&self, n: usize, port: &Arc<Port>) {
         self.all.get(n).into_iter().for_each(|helper| helper.mailbox.send(Letter::InterruptDue(port.clone())));
     }
 
@@ -250,6 +251,8 @@ struct Thread {
     forwarder: Forwarder,
     epoll: Epoll,
     claimed: Vec<Claimed>,
+    /// Ports with interrupts that are held back.
+    held: Vec<Arc<Port>>,
     turns: Turns,
     /// When any ring last had packets, by [`Thread::awake_ns`].
     found_ns: u64,
@@ -293,25 +296,26 @@ impl Thread {
             for letter in helper.mailbox.take() {
                 match letter {
                     Letter::Offer(owned, arrivals) => self.claim(owned, arrivals),
-                    Letter::InterruptDue(port) => port.blocked(),
+                    Letter::InterruptDue(port) => self.held.push(port),
                     Letter::Stop => return,
                 }
             }
             // Whoever has found its core taken away has one of its rings; the others are not to wait until they are looked after.
-            let asked = helper.boosted.is_asked();
+            let asked = idles && helper.boosted.is_asked();
             while asked && let Some(claimed) = self.claimed.pop() {
                 claimed.owned.owner.give_back_or_keep(self.n, |_| false);
                 claimed.owned.wake();
             }
+            self.held.retain(|port| port.look_after_guest(!helper.polls));
             // Whoever was asked to boost us may only do so when we need it no longer: it must not stay like that.
-            if idles && (now_ns >= humble_ns || asked) {
+            if asked || idles && now_ns >= humble_ns {
                 helper.boosted.put_back(|| {
                     let _ = set_idle(0, true);
                 });
                 humble_ns = now_ns + HUMBLE_NS;
             }
             helper.rings.store(self.claimed.len() as u64, Ordering::Relaxed);
-            if self.claimed.is_empty() {
+            if self.claimed.is_empty() && self.held.is_empty() {
                 helper.beat_ns.store(ASLEEP, Ordering::Relaxed);
                 beat.sleep();
                 if self.epoll.wait(&mut ready, None).is_err() {

@@ -1,14 +1,13 @@
 //! A port's own thread: it sleeps until the guest kicks, moves what is there, and sleeps again. It runs like any other
 //! thread, and in the VM's cgroup when it has been put there, so what a guest causes is the guest's (PhD §4.3.1).
 
-use crate::coalesce::Coalescing;
 use crate::helper::{GUARD_NS, Helpers, OFFER_NS, vm_of};
 use crate::mailbox::Mailbox;
 use crate::owned_ring::OwnedRing;
 use crate::policy::{Arrivals, Batch, Kicks, TransmitTimer, Turn, Turns, Vain, Vm};
 use lasthop_forward::{Forwarder, Outcome, PORT_CACHE_ENTRIES, Port};
 use lasthop_lock::{WaitNotice, identify_thread};
-use lasthop_sys::{Beat, Epoll, Trigger, current_thread};
+use lasthop_sys::{Beat, Epoll, TimerFd, Trigger, current_thread};
 use lasthop_types::Level;
 use lasthop_virtqueue::BURST;
 use std::io;
@@ -49,20 +48,18 @@ pub(crate) struct PortThread {
 }
 
 impl PortThread {
-    pub(crate) fn start(port: &Arc<Port>, helpers: &Arc<Helpers>) -> io::Result<Self> {
-        let coalescing = Arc::new(Coalescing::new(helpers.clone())?);
-        port.set_coalescing(coalescing.clone());
+    /// `timer`: that of the port's guest's interrupts.
+    pub(crate) fn start(port: &Arc<Port>, helpers: &Arc<Helpers>, timer: &TimerFd) -> io::Result<Self> {
         let mailbox = Arc::new(Mailbox::new()?);
         let epoll = Epoll::new()?;
         mailbox.register(&epoll, LETTERS)?;
-        epoll.add(&coalescing.timer, TIMER, Trigger::Edge)?;
+        epoll.add(timer, TIMER, Trigger::Edge)?;
         let mut server = Server {
             port: port.clone(),
             helpers: helpers.clone(),
             forwarder: Forwarder::new(helpers.datapath.clone(), PORT_CACHE_ENTRIES),
             epoll,
             mailbox: mailbox.clone(),
-            coalescing,
             rings: Vec::new(),
             turns: Turns::default(),
             vain: Vain::default(),
@@ -88,7 +85,6 @@ struct Server {
     forwarder: Forwarder,
     epoll: Epoll,
     mailbox: Arc<Mailbox<Letter>>,
-    coalescing: Arc<Coalescing>,
     rings: Vec<Option<PortRing>>,
     turns: Turns,
     vain: Vain,
@@ -220,7 +216,8 @@ impl Server {
         for token in ready.iter() {
             match *token {
                 LETTERS => goes_on &= self.read_letters(),
-                TIMER => self.coalescing.expire(&self.port),
+                // What goes on waiting has the timer set again.
+                TIMER => drop(self.port.look_after_guest(false)),
                 n => {
                     if let Some(Some(ring)) = self.rings.get_mut(n as usize) {
                         ring.next = Next::Now;
@@ -398,7 +395,6 @@ mod tests {
         let port = Arc::new(Port::new(PortId(1), "x".into()));
         let helpers = Arc::new(Helpers::new(datapath.clone(), Settings::default()).unwrap());
         let mut server = Server {
-            coalescing: Arc::new(Coalescing::new(helpers.clone()).unwrap()),
             forwarder: Forwarder::new(datapath.clone(), PORT_CACHE_ENTRIES),
             port: port.clone(),
             helpers,

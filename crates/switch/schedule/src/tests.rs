@@ -19,6 +19,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
+mod held;
+
 /// How long anything that must happen may take on a slow, busy machine.
 const PATIENCE: Duration = Duration::from_secs(20);
 

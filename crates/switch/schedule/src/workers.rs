@@ -1,5 +1,6 @@
 //! All threads that move packets, and who commands them.
 
+use crate::coalesce::{Coalescing, NOBODY};
 use crate::helper::Helpers;
 use crate::owned_ring::OwnedRing;
 use crate::policy::Hysteresis;
@@ -9,8 +10,10 @@ use lasthop_sys::hostview::HostView;
 use lasthop_sys::{PeerEvent, Prompter};
 use lasthop_types::PortId;
 use std::collections::HashMap;
+use std::collections::hash_map::Entry::{Occupied, Vacant};
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::thread::JoinHandle;
 
 /// How packets are moved. What has a setting can be switched off alone; docs/scheduling.md says what has none.
@@ -43,8 +46,9 @@ pub struct Workers {
     started: Vec<(PortId, i32)>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Entry {
+    coalescing: Arc<Coalescing>,
     /// `None` while cores that poll have had all its rings.
     thread: Option<PortThread>,
     rings: Vec<Arc<OwnedRing>>,
@@ -64,16 +68,27 @@ impl Workers {
     /// already is handed over. An error: there is no thread for the port, and nobody looks after it.
     pub fn attach(&mut self, port: &Arc<Port>, queue: u16, kick: Option<PeerEvent>) -> io::Result<()> {
         self.detach(port.id, queue);
-        let entry = self.ports.entry(port.id).or_default();
+        let entry = match self.ports.entry(port.id) {
+            Occupied(entry) => entry.into_mut(),
+            Vacant(place) => {
+                let coalescing = Arc::new(Coalescing::new(self.helpers.clone())?);
+                port.set_coalescing(coalescing.clone());
+                place.insert(Entry { coalescing, thread: None, rings: Vec::new() })
+            }
+        };
         let owned = Arc::new(OwnedRing::new(port.clone(), queue, kick));
-        if !self.helpers.place(&owned) {
+        let poller = self.helpers.place(&owned);
+        if poller.is_none() {
             if entry.thread.is_none() {
-                let thread = PortThread::start(port, &self.helpers)?;
+                let thread = PortThread::start(port, &self.helpers, &entry.coalescing.timer)?;
                 self.started.push((port.id, thread.id));
                 entry.thread = Some(thread);
             }
             entry.thread.iter().for_each(|thread| thread.mailbox.send(Letter::Attach(owned.clone())));
         }
+        // A thread that is there stays, and goes on waiting for the timer.
+        let looks = poller.filter(|_| entry.thread.is_none()).unwrap_or(NOBODY);
+        entry.coalescing.poller.store(looks, Relaxed);
         entry.rings.push(owned);
         Ok(())
     }

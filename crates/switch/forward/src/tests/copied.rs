@@ -158,7 +158,9 @@ impl Coalesce for Counted {
         true
     }
 
-    fn blocked(&self, _: &Port) {}
+    fn look(&self, _: &Port, _: bool) -> bool {
+        false
+    }
 }
 
 #[test]

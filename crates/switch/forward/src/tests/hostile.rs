@@ -313,7 +313,9 @@ impl Coalesce for InTheMiddle {
         true
     }
 
-    fn blocked(&self, _: &Port) {}
+    fn look(&self, _: &Port, _: bool) -> bool {
+        false
+    }
 }
 
 /// Flows that look at ports come in the middle of a burst that began when flows looked at the link layer alone: what one of

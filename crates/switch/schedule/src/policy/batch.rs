@@ -48,7 +48,8 @@ pub enum Kicks {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TransmitTimer {
     drawn: bool,
-    due_ns: Option<u64>,
+    /// When the ring is to be looked at.
+    pub due_ns: Option<u64>,
     /// When packets were last found.
     found_ns: u64,
     /// Lookings without it still to come, and how many they were at first.
@@ -86,11 +87,6 @@ impl TransmitTimer {
         self.due_ns = gathers.then(|| now_ns + batch.period_ns);
         self.due_ns.map_or(Kicks::Next, |due_ns| Kicks::Batch { packets: batch.packets, due_ns })
     }
-
-    /// When the ring is to be looked at.
-    pub fn due_ns(&self) -> Option<u64> {
-        self.due_ns
-    }
 }
 
 /// Whether a guest that wants an interrupt gets one.
@@ -98,10 +94,10 @@ impl TransmitTimer {
 pub enum Interrupt {
     /// At once.
     Now,
-    /// At this time, and it is the first packet to wait for it: start a timer.
+    /// At this time, unless it blocks or a batch is full before: somebody has to look then.
     At(u64),
-    /// When the timer that runs already is over.
-    Later,
+    /// Nothing waits for one.
+    Not,
 }
 
 /// The receive timer of a ring (figure 4.4).
@@ -117,28 +113,21 @@ impl ReceiveTimer {
     /// `packets` packets have been put into the ring of a guest that wants to be interrupted for them. It is, at once,
     /// if it is blocked (or might be, for all we know), if a batch is full, or if it has not been for a period.
     pub fn delivered(&mut self, batch: &Batch, packets: u32, vm: Vm, now_ns: u64) -> Interrupt {
-        let first = self.owed == 0;
         self.owed = self.owed.saturating_add(packets);
-        let running = matches!(vm, Vm::Running(_));
-        if batch.is_off() || !running || self.owed >= u32::from(batch.packets) || now_ns >= self.until_ns {
-            self.interrupted(batch, now_ns);
-            return Interrupt::Now;
-        }
-        if first { Interrupt::At(self.until_ns) } else { Interrupt::Later }
+        self.due(batch, vm, now_ns)
     }
 
-    /// The timer is over: whether an interrupt is due.
-    pub fn expired(&mut self, batch: &Batch, now_ns: u64) -> bool {
-        let due = self.owed > 0;
-        if due {
-            self.interrupted(batch, now_ns);
+    /// Somebody looks after what waits, because the time may be over or the guest may have blocked.
+    pub fn due(&mut self, batch: &Batch, vm: Vm, now_ns: u64) -> Interrupt {
+        if self.owed == 0 {
+            return Interrupt::Not;
         }
-        due
-    }
-
-    fn interrupted(&mut self, batch: &Batch, now_ns: u64) {
-        self.owed = 0;
-        self.until_ns = now_ns + batch.period_ns;
+        let gathers = matches!(vm, Vm::Running(_)) && !batch.is_off() && self.owed < u32::from(batch.packets);
+        if gathers && now_ns < self.until_ns {
+            return Interrupt::At(self.until_ns);
+        }
+        (self.owed, self.until_ns) = (0, now_ns + batch.period_ns);
+        Interrupt::Now
     }
 }
 
@@ -155,7 +144,7 @@ mod tests {
         for now in [1000, 2000, 2101] {
             assert_eq!(timer.emptied(&BATCH, 1, VM, now), Kicks::Next);
         }
-        assert_eq!(timer.due_ns(), None);
+        assert_eq!(timer.due_ns, None);
     }
 
     #[test]
@@ -167,7 +156,7 @@ mod tests {
         assert_eq!(timer.emptied(&BATCH, 8, VM, 1050), Kicks::Batch { packets: 8, due_ns: 1150 });
         // The time is over first: it does not.
         assert_eq!(timer.emptied(&BATCH, 3, VM, 1150), Kicks::Next);
-        assert_eq!(timer.due_ns(), None);
+        assert_eq!(timer.due_ns, None);
         // The next kick starts it again.
         assert_eq!(timer.emptied(&BATCH, 1, VM, 1160), Kicks::Batch { packets: 8, due_ns: 1260 });
         assert_eq!(timer.emptied(&BATCH, 0, VM, 1260), Kicks::Next);
@@ -188,7 +177,7 @@ mod tests {
             assert_eq!(kicks, Kicks::Batch { packets: 8, due_ns: now + 220 });
             assert_eq!(timer.emptied(&BATCH, 0, VM, now + 220), Kicks::Next);
         }
-        assert_eq!(timer.due_ns(), None);
+        assert_eq!(timer.due_ns, None);
     }
 
     #[test]
@@ -230,12 +219,13 @@ mod tests {
         let vm = Vm::Running(3);
         assert_eq!(timer.delivered(&BATCH, 1, vm, 1000), Interrupt::Now);
         assert_eq!(timer.delivered(&BATCH, 1, vm, 1010), Interrupt::At(1100));
-        assert_eq!(timer.delivered(&BATCH, 1, vm, 1020), Interrupt::Later);
-        assert!(timer.expired(&BATCH, 1100));
+        assert_eq!(timer.delivered(&BATCH, 1, vm, 1020), Interrupt::At(1100));
+        assert_eq!(timer.due(&BATCH, vm, 1099), Interrupt::At(1100), "looked at too early");
+        assert_eq!(timer.due(&BATCH, vm, 1100), Interrupt::Now);
         // Not back to back.
         assert_eq!(timer.delivered(&BATCH, 1, vm, 1101), Interrupt::At(1200));
-        assert!(timer.expired(&BATCH, 1200));
-        assert!(!timer.expired(&BATCH, 1300));
+        assert_eq!(timer.due(&BATCH, vm, 1200), Interrupt::Now);
+        assert_eq!(timer.due(&BATCH, vm, 1300), Interrupt::Not);
         assert_eq!(timer.delivered(&BATCH, 1, vm, 1301), Interrupt::Now);
     }
 
@@ -247,7 +237,9 @@ mod tests {
         assert_eq!(timer.delivered(&BATCH, 3, Vm::Running(0), 1002), Interrupt::Now);
         assert_eq!(timer.delivered(&BATCH, 1, Vm::Running(0), 1003), Interrupt::At(1102));
         assert_eq!(timer.delivered(&BATCH, 1, Vm::Blocked, 1004), Interrupt::Now);
-        assert!(!timer.expired(&BATCH, 1102), "it has had its interrupt");
+        assert_eq!(timer.due(&BATCH, VM, 1102), Interrupt::Not, "it has had its interrupt");
         assert_eq!(timer.delivered(&BATCH, 1, Vm::Unknown, 1103), Interrupt::Now);
+        assert_eq!(timer.delivered(&BATCH, 1, VM, 1104), Interrupt::At(1203));
+        assert_eq!(timer.due(&BATCH, Vm::Blocked, 1105), Interrupt::Now, "it blocks before the time is over");
     }
 }

@@ -1,0 +1,208 @@
+//! Interrupts that are held back: by a port's own thread, and by a core that polls. What a VM does is written as the supervisor's program writes it.
+
+use super::*;
+use crate::coalesce::Coalescing;
+use crate::port::{Letter, PortThread};
+use lasthop_forward::Coalesce;
+use lasthop_virtqueue::Queue;
+
+/// Longer than any test: what is due then is never.
+const NEVER_US: u64 = 3_600_000_000;
+const RUNS: VmState = VmState::Running { core: 1 };
+const BLOCKED: VmState = VmState::Blocked { since_ns: 0 };
+
+/// The first guest's packets go to the second, whose VM runs.
+struct Held {
+    a: Guest,
+    b: Guest,
+    workers: Workers,
+    image: HostImage,
+    /// Of all eventfds.
+    kicks: Vec<EventFd>,
+}
+
+impl Held {
+    /// `by`: who looks after both ports' rings.
+    fn by(by: &str, us: u64, packets: u64) -> Self {
+        let (datapath, a, b) = guests();
+        let image = running();
+        let (view, poll) = (Some(HostView::map(&image).unwrap()), if by == "poll" { vec![0] } else { vec![] });
+        let workers = Workers::start(&datapath, Settings { poll, view, ..Settings::default() }).unwrap();
+        b.port.set_vm(Some(0));
+        b.port.batches[1].store(us << 16 | packets, Relaxed);
+        let mut held = Self { a, kicks: calls(&b), b, workers, image };
+        let (a, b) = (held.a.port.clone(), held.b.port.clone());
+        [a, b].iter().for_each(|port| held.attach(port));
+        held
+    }
+
+    fn attach(&mut self, port: &Arc<Port>) {
+        let (event, peer) = kick();
+        self.workers.attach(port, 1, Some(peer)).unwrap();
+        self.kicks.push(event);
+    }
+
+    fn interrupts(&self) -> u64 {
+        [0, 2].map(|queue| self.b.port.queues[queue].counters.notifications.get()).iter().sum()
+    }
+
+    /// So many packets, one after the other, each delivered to a guest that wants to be told.
+    fn packets(&mut self, count: usize) {
+        for _ in 0..count {
+            let before = self.got();
+            for queue in self.b.driver.queues_mut() {
+                queue.ring.enable_calls();
+            }
+            self.a.fill_with(0, 1, 1, 100);
+            self.a.driver.flush(0);
+            self.kicks.iter().for_each(EventFd::signal);
+            self.until("it is delivered", |held| held.got() > before);
+            // It counts what it has delivered before it decides about the interrupt.
+            self.b.port.queues.iter().for_each(|queue| drop(queue.lock()));
+            self.b.throw_away_what_came();
+        }
+    }
+
+    fn got(&self) -> u64 {
+        [0, 2].map(|queue| self.b.port.queues[queue].counters.packets.get()).iter().sum()
+    }
+
+    fn until(&self, what: &str, is: impl Fn(&Self) -> bool) {
+        let begun = Instant::now();
+        while !is(self) {
+            assert!(begun.elapsed() < PATIENCE, "{what}: {} packets, {} interrupts", self.got(), self.interrupts());
+            std::thread::sleep(Duration::from_micros(50));
+        }
+    }
+
+    /// One interrupt has come, and the next is held back.
+    fn holds(&mut self) {
+        self.packets(2);
+        assert_eq!(self.interrupts(), 1, "it runs, and has just been interrupted");
+    }
+}
+
+/// What the guest is interrupted by.
+fn calls(guest: &Guest) -> Vec<EventFd> {
+    let set = |n: usize| {
+        let (event, peer) = kick();
+        guest.port.queues[n].set_call(Some(peer));
+        event
+    };
+    [0, 2].map(set).into()
+}
+
+/// A host with a VM that runs.
+fn running() -> HostImage {
+    let image = HostImage::new(2, 1).unwrap();
+    image.set_live(true).unwrap();
+    image.set_vm(0, RUNS).unwrap();
+    image
+}
+
+#[test]
+fn a_running_guest_is_interrupted_for_each_batch_whoever_looks_after_its_port() {
+    for by in ["thread", "poll"] {
+        let mut held = Held::by(by, NEVER_US, 8);
+        held.packets(65);
+        assert_eq!(held.interrupts(), 1 + 64 / 8, "{by}: the first, and one for each batch");
+        let mut each = Held::by(by, 0, 0);
+        each.packets(65);
+        assert_eq!(each.interrupts(), 65, "{by}: off");
+    }
+}
+
+#[test]
+fn the_last_packet_of_a_burst_is_told_of_when_the_time_is_over() {
+    for by in ["thread", "poll"] {
+        // A machine that stands still for longer than that says nothing.
+        let held_back = (0..20).any(|_| {
+            let mut held = Held::by(by, 200_000, 1000);
+            held.packets(3);
+            let one = held.interrupts() == 1;
+            held.until("the time is over", |held| held.interrupts() >= 2);
+            one
+        });
+        assert!(held_back, "{by}: never held back");
+    }
+}
+
+/// A core that polls sees that by itself. A thread sleeps, and has helpers see it: tests/process.
+#[test]
+fn a_guest_that_blocks_is_told_at_once_by_a_core_that_polls() {
+    let mut held = Held::by("poll", NEVER_US, 1000);
+    held.holds();
+    held.image.set_vm(0, BLOCKED).unwrap();
+    held.until("it is told", |held| held.interrupts() == 2);
+    held.packets(1);
+    assert_eq!(held.interrupts(), 3, "who sleeps does not wait");
+    held.image.set_vm(0, RUNS).unwrap();
+    held.packets(3);
+    assert_eq!(held.interrupts(), 3);
+    held.image.set_vm(0, BLOCKED).unwrap();
+    held.until("it is told", |held| held.interrupts() == 4);
+}
+
+#[test]
+fn a_guest_whose_ring_stops_is_told_before() {
+    for by in ["thread", "poll"] {
+        let disable: fn(&Queue) = |queue| queue.set_enabled(false);
+        let stop: fn(&Queue) = |queue| assert!(queue.stop().is_some());
+        for end in [disable, stop] {
+            let mut held = Held::by(by, NEVER_US, 1000);
+            held.holds();
+            end(&held.b.port.queues[0]);
+            assert_eq!(held.interrupts(), 2, "{by}");
+        }
+    }
+}
+
+/// A port goes from a core that polls to a thread of its own, with an interrupt that is held back, and with one that is held back later.
+#[test]
+fn a_port_that_gets_a_thread_of_its_own_loses_no_interrupt() {
+    let mut held = Held::by("poll", 1_000_000, 1000);
+    held.holds();
+    let port = held.b.port.clone();
+    port.poll_cpu.store(POLLED_NOWHERE, Relaxed);
+    held.attach(&port);
+    held.until("the first", |held| held.interrupts() == 2);
+    held.packets(1);
+    held.until("the second", |held| held.interrupts() == 3);
+    // And back: the thread is there, and goes on with it.
+    port.poll_cpu.store(0, Relaxed);
+    held.attach(&port);
+    held.packets(1);
+    held.until("the third", |held| held.interrupts() == 4);
+}
+
+/// It was put off by each full batch of another queue.
+#[test]
+fn a_queue_with_a_full_batch_puts_off_no_other() {
+    let (datapath, _a, b) = guests();
+    let image = running();
+    let settings = Settings { view: Some(HostView::map(&image).unwrap()), ..Settings::default() };
+    let helpers = Arc::new(Helpers::new(datapath, settings).unwrap());
+    let coalescing = Arc::new(Coalescing::new(helpers.clone()).unwrap());
+    b.port.set_coalescing(coalescing.clone());
+    let _calls = calls(&b);
+    b.port.set_vm(Some(0));
+    b.port.batches[1].store(200_000 << 16 | 64, Relaxed);
+    let thread = PortThread::start(&b.port, &helpers, &coalescing.timer).unwrap();
+    let deliver = |queue: usize, packets: u32| {
+        let queue = &b.port.queues[queue];
+        let guard = queue.lock();
+        let now = coalescing.interrupts_now(&b.port, queue, packets);
+        drop(guard);
+        now
+    };
+    assert_eq!([deliver(0, 1), deliver(0, 1)], [true, false]);
+    let begun = Instant::now();
+    while b.port.queues[0].counters.notifications.get() == 0 {
+        assert!(begun.elapsed() < PATIENCE, "it is put off");
+        deliver(2, 1);
+        assert!(deliver(2, 64), "a batch");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    thread.mailbox.send(Letter::Stop);
+    thread.thread.join().unwrap();
+}
