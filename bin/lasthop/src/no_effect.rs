@@ -10,7 +10,7 @@ use serde::Serialize;
 
 const MAX_RING: &str = "max-ring";
 const RX_BATCH: &str = "rx-batch";
-const TX_BATCH: &str = "tx-batch";
+pub const TX_BATCH: &str = "tx-batch";
 const SHARING: [&str; 2] = ["weight", "priority"];
 /// QEMU has no shorter rings.
 const LEAST_OF_QEMU: u16 = 256;
