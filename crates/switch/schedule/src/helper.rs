@@ -30,10 +30,8 @@ pub(crate) const OFFER_NS: u64 = 200_000;
 /// about to. Without, some wake up again before all have gone to sleep, and the helper never gets to run.
 const GIVE_WAY_NS: u64 = 50_000;
 const EACH_NS: u64 = 20_000;
-/// How often a helper that owns rings is looked after, by the thread of one of them: after so long, and [`LOST_NS`], its core is known to be taken away.
+/// How often a ring that a helper owns is looked after: the longest that packets lie if its core is taken away.
 pub(crate) const GUARD_NS: u64 = 1_000_000;
-/// A ring of a helper's is looked after at least once in so many times that one of them is: it gets its rings back no later, should nobody boost the helper.
-const MOST_GUARDED: u64 = 16;
 /// How often a helper sees to it that it is in the idle class.
 const HUMBLE_NS: u64 = 10_000_000;
 /// What [`Helper::beat_ns`] says when nothing is to be expected of it.
@@ -57,8 +55,6 @@ struct Helper {
     mailbox: Mailbox<Letter>,
     /// When it last polled its rings. Relaxed: a time, compared with limits that are longer than any store takes to be seen.
     beat_ns: AtomicU64,
-    /// How many rings it owns. Relaxed: it says how often each is looked after, and may be old.
-    rings: AtomicU64,
     thread: OnceLock<i32>,
     boosted: Boosted,
     back_off: Lock<BackOff>,
@@ -82,7 +78,6 @@ impl Helpers {
                 polls,
                 mailbox: Mailbox::new()?,
                 beat_ns: AtomicU64::new(ASLEEP),
-                rings: AtomicU64::new(1),
                 thread: OnceLock::new(),
                 boosted: Boosted::default(),
                 back_off: Lock::default(),
@@ -187,13 +182,6 @@ impl Helpers {
         self.all.get(n).into_iter().for_each(|helper| helper.mailbox.send(Letter::InterruptDue(port.clone())));
     }
 
-    /// When a ring that helper `n` owns is looked after next. Of all of them one is, each [`GUARD_NS`]: a thread that wakes up on the helper's core, if it
-    /// has but that, takes that from it. One that nobody can wake is looked after each time.
-    pub(crate) fn guard_ns(&self, n: usize, owned: &OwnedRing, now_ns: u64) -> u64 {
-        let rings = self.all.get(n).filter(|_| owned.kick.is_some()).map_or(1, |h| h.rings.load(Ordering::Relaxed));
-        guarded_ns(rings, polled_by(owned.port.id, owned.queue), now_ns)
-    }
-
     /// Whether helper `n`, which owns a ring, does not get to look after it.
     pub(crate) fn is_lost(&self, n: usize, now_ns: u64) -> bool {
         let Some(helper) = self.all.get(n) else { return true };
@@ -226,13 +214,6 @@ impl Helpers {
             }
         }
     }
-}
-
-/// When a ring with this hash, one of so many of a helper's, is looked after next.
-pub(crate) fn guarded_ns(rings: u64, hash: u64, now_ns: u64) -> u64 {
-    let (rings, next) = (rings.clamp(1, MOST_GUARDED), now_ns / GUARD_NS + 1);
-    let turn = fall_to(hash, rings as usize) as u64;
-    (next + (turn + rings - next % rings) % rings) * GUARD_NS
 }
 
 /// What the view says of the VM at a port.
@@ -300,21 +281,14 @@ impl Thread {
                     Letter::Stop => return,
                 }
             }
-            // Whoever has found its core taken away has one of its rings; the others are not to wait until they are looked after.
-            let asked = idles && helper.boosted.is_asked();
-            while asked && let Some(claimed) = self.claimed.pop() {
-                claimed.owned.owner.give_back_or_keep(self.n, |_| false);
-                claimed.owned.wake();
-            }
             self.held.retain(|port| port.look_after_guest(!helper.polls));
             // Whoever was asked to boost us may only do so when we need it no longer: it must not stay like that.
-            if asked || idles && now_ns >= humble_ns {
+            if idles && (now_ns >= humble_ns || helper.boosted.is_asked()) {
                 helper.boosted.put_back(|| {
                     let _ = set_idle(0, true);
                 });
                 humble_ns = now_ns + HUMBLE_NS;
             }
-            helper.rings.store(self.claimed.len() as u64, Ordering::Relaxed);
             if self.claimed.is_empty() && self.held.is_empty() {
                 helper.beat_ns.store(ASLEEP, Ordering::Relaxed);
                 beat.sleep();
@@ -379,7 +353,8 @@ impl Thread {
     }
 
     /// Gives a ring back to its port's thread; true if the helper keeps it after all, because it has packets again. With packets that wait for
-    /// control, or for what a limit allows (`stuck`), it is the port's thread that looks after them.
+    /// control, or for what a limit allows (`stuck`), it is the port's thread that looks after them, next time it looks whether the helper still
+    /// polls the ring.
     fn give_back(&mut self, i: usize, stuck: bool) -> bool {
         let Some(Claimed { owned, found_ns, .. }) = self.claimed.get_mut(i) else { return false };
         let rearm =
@@ -387,8 +362,6 @@ impl Thread {
         let keeps = owned.owner.give_back_or_keep(self.n, rearm);
         if keeps {
             *found_ns = self.awake_ns;
-        } else if stuck {
-            owned.wake();
         }
         keeps
     }

@@ -23,11 +23,6 @@ impl OwnedRing {
         Self { port, queue, kick, owner: Owner::default() }
     }
 
-    /// Has its port's thread look after it, as if the guest had kicked.
-    pub(crate) fn wake(&self) {
-        self.kick.iter().for_each(PeerEvent::signal);
-    }
-
     /// Moves a burst; `now_ns` goes on by what it takes. What was moved if anything was, for [`Turns::took`](crate::policy::Turns::took).
     /// Its own thread or its owner.
     #[inline]

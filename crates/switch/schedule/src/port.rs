@@ -161,8 +161,8 @@ impl Server {
         if !ring.is_due(*now_ns) {
             return false;
         }
-        if let Some(then_ns) = ring.leave_to_helper(helpers, *now_ns) {
-            ring.next = Next::At(then_ns);
+        if ring.leave_to_helper(helpers, *now_ns) {
+            ring.next = Next::At(guard_ns(*now_ns));
             return false;
         }
         if !turns.has_turn(&ring.turn) {
@@ -281,6 +281,11 @@ impl Server {
     }
 }
 
+/// When a ring that a helper has, or may have, is looked after next. At the same time for all rings, so that the helper loses its core once.
+fn guard_ns(now_ns: u64) -> u64 {
+    (now_ns / GUARD_NS + 1) * GUARD_NS
+}
+
 /// Gives others of this core their turn after [`TURN_NS`] of dear packets.
 fn yield_if_due(outcome: &Outcome, yielded_ns: &mut u64, forwarder: &Forwarder, now_ns: u64) {
     if outcome.more && now_ns.saturating_sub(*yielded_ns) > TURN_NS {
@@ -299,9 +304,9 @@ impl PortRing {
         }
     }
 
-    /// If a helper owns the ring, it is left to that, until then. It is taken away from a helper that has lost its core.
-    fn leave_to_helper(&mut self, helpers: &Helpers, now_ns: u64) -> Option<u64> {
-        let helper = self.owned.owner.reclaim()?;
+    /// True if a helper owns the ring, which is left to it. It is taken away from a helper that has lost its core.
+    fn leave_to_helper(&mut self, helpers: &Helpers, now_ns: u64) -> bool {
+        let Some(helper) = self.owned.owner.reclaim() else { return false };
         // By the helper, when it took the ring.
         self.kicks_disabled = true;
         let lost = helpers.is_lost(helper, now_ns);
@@ -310,7 +315,7 @@ impl PortRing {
             helpers.avoid(helper, self.offer.map_or(now_ns, |(_, since_ns)| since_ns), now_ns);
             helpers.boost(WaitNotice::HolderUnknown);
         }
-        (!lost).then(|| helpers.guard_ns(helper, &self.owned, now_ns))
+        !lost
     }
 
     /// The ring has been emptied: asks the guest for its next kick, and says when to look again. `Now`: the guest was faster.
@@ -338,7 +343,7 @@ impl PortRing {
             Kicks::Next if forwarder.rearm_notifications(port, queue, 0, || true) => Next::Now,
             Kicks::Next if self.owned.owner.is_own() => Next::Woken,
             // A helper has claimed it meanwhile, and may have asked the guest not to kick.
-            Kicks::Next => Next::At(now_ns + GUARD_NS),
+            Kicks::Next => Next::At(guard_ns(now_ns)),
         };
         self.kicks_disabled = next == Next::Now;
         next
@@ -350,7 +355,7 @@ impl PortRing {
             Some(until_ns) => Some(Next::At(until_ns)),
             // Until control has answered, unless a helper takes it meanwhile.
             None if outcome.stalled && !outcome.short_of_buffers && self.owned.owner.is_own() => Some(Next::Woken),
-            None if outcome.stalled && !outcome.short_of_buffers => Some(Next::At(now_ns + GUARD_NS)),
+            None if outcome.stalled && !outcome.short_of_buffers => Some(Next::At(guard_ns(now_ns))),
             None if outcome.short_of_buffers && !outcome.more => Some(Next::At(now_ns + HOLD_RETRY_NS)),
             None => None,
         }

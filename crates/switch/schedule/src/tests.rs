@@ -1,6 +1,6 @@
 //! Guests on our own driver side, real rings, and the threads that look after them.
 
-use crate::helper::{Helpers, guarded_ns};
+use crate::helper::Helpers;
 use crate::owned_ring::OwnedRing;
 use crate::policy::Arrivals;
 use crate::workers::{Settings, Workers};
@@ -224,7 +224,7 @@ fn a_helper_gives_back_a_ring_that_may_not_go_on() {
         let settings = Settings { helpers: vec![0], prompter: Some(Prompter::new(writer)), ..Settings::default() };
         let helpers = Arc::new(Helpers::new(datapath.clone(), settings).unwrap());
         let threads = helpers.start().unwrap();
-        let (event, peer) = kick();
+        let (_event, peer) = kick();
         let ring = Arc::new(OwnedRing::new(a.port.clone(), 1, Some(peer)));
         a.fill(0);
         helpers.offer(0, &ring, Some(Arrivals::default()));
@@ -237,7 +237,6 @@ fn a_helper_gives_back_a_ring_that_may_not_go_on() {
             std::thread::sleep(Duration::from_millis(1));
         }
         assert_eq!(a.sent(0), 64, "what was begun is done, and paid for");
-        assert!(event.drain(), "its port's thread is to look after it");
         let held = a.port.totals().0.held;
         assert!(held <= u64::from(limits_sender), "{held}");
         helpers.stop();
@@ -284,31 +283,6 @@ fn a_helper_is_given_way_until_all_threads_that_have_offered_it_rings_may_sleep(
     let ways: Vec<u64> = (1..=100).map(offer).collect();
     assert!(ways.is_sorted() && ways[0] < 100_000 && ways[31] > 32 * 15_000, "{ways:?}");
     assert_eq!(ways[99], crate::helper::GUARD_NS, "no packet lies for longer");
-}
-
-/// Of a helper's rings one is looked after each millisecond, more or less, and each at least every 16 ms.
-#[test]
-fn the_rings_of_a_helper_are_looked_after_in_turns() {
-    const MS: u64 = 1_000_000;
-    for rings in [1, 2, 5, 16, 40] {
-        let looked = |ring: u64| {
-            let hash = lasthop_types::polled_by(PortId(ring as u32 + 1), 1);
-            std::iter::successors(Some(guarded_ns(rings, hash, 7)), move |now_ns| {
-                Some(guarded_ns(rings, hash, *now_ns))
-            })
-        };
-        let mut of_each = vec![0; 320];
-        for ring in 0..rings {
-            let times: Vec<u64> = looked(ring).map(|now_ns| now_ns / MS).take_while(|ms| *ms < 320).collect();
-            assert!(
-                times[0] <= 16 && times.windows(2).all(|two| two[1] - two[0] == rings.min(16)),
-                "{rings}: {times:?}"
-            );
-            times.iter().for_each(|ms| of_each[*ms as usize] += 1);
-        }
-        let (most, none) = (of_each.iter().max(), of_each.iter().skip(1).filter(|looks| **looks == 0).count());
-        assert!(most <= Some(&6) && none <= 160, "{rings} rings: {most:?} at once, {none} of 320 without");
-    }
 }
 
 /// A port is looked after by its own thread beside cores that poll, if it is set so when its rings are; else by one of them.
