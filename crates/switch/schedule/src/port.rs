@@ -374,7 +374,10 @@ impl PortRing {
             }
         }
         self.offer = None;
-        if let Some(arrivals) = helpers.expects_more(self.arrivals, packets, now_ns) {
+        // A ring that has just been found empty is worth nobody's time: its arrivals are those of when it had packets.
+        if packets > 0
+            && let Some(arrivals) = helpers.expects_more(self.arrivals, packets, now_ns)
+        {
             let hash = u64::from(self.owned.port.id.0) << 8 | u64::from(self.owned.queue);
             if let Some(helper) = helpers.choose(hash.wrapping_mul(0x9e37_79b9_7f4a_7c15), receiver, now_ns) {
                 helpers.offer(helper, &self.owned, Some(arrivals));
