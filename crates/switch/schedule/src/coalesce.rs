@@ -1,6 +1,6 @@
 //! Interrupts held back while their guest runs (PhD figure 4.4).
 
-use crate::helper::{Helpers, vm_of};
+use crate::helper::{GUARD_NS, Helpers, vm_of};
 use crate::policy::{Batch, Interrupt, ReceiveTimer, Vm};
 use lasthop_forward::{Coalesce, Port};
 use lasthop_lock::Lock;
@@ -27,7 +27,7 @@ pub(crate) struct Coalescing {
     pub(crate) poller: AtomicUsize,
     /// When the first is due of the interrupts that are held back. Whoever changes it from [`NEVER`] has somebody look then. Relaxed: it is brought
     /// forward with the lock of a receive timer held, and put back to never before all of these are locked and looked at.
-    due_ns: AtomicU64,
+    pub(crate) due_ns: AtomicU64,
     /// One for each queue to the guest. Locked only while that queue is.
     timers: [Lock<ReceiveTimer>; MAX_QUEUE_PAIRS],
     /// Runs while any of them waits for the port's thread.
@@ -44,13 +44,15 @@ impl Coalescing {
         Some(self.timers.get(usize::from(queue.index() / 2))?.lock())
     }
 
-    /// An interrupt waits until then. True: it is the first, and a core that polls is to be told.
+    /// An interrupt waits until then. True: it is the first, and a core that polls is to be told; or whoever was to look at the one before has not, as it did
+    /// not know yet who is to, or was stopped.
     fn wait_until(&self, then_ns: u64, now_ns: u64, poller: usize) -> bool {
         let before_ns = self.due_ns.fetch_min(then_ns, Relaxed);
-        if poller == NOBODY && then_ns < before_ns {
+        let is_first = before_ns == NEVER || now_ns > before_ns.saturating_add(GUARD_NS);
+        if poller == NOBODY && (is_first || then_ns < before_ns) {
             self.timer.set_ns(then_ns.saturating_sub(now_ns));
         }
-        before_ns == NEVER
+        is_first
     }
 }
 
@@ -75,8 +77,13 @@ impl Coalesce for Coalescing {
     fn look(&self, port: &Port, blocked: bool) -> bool {
         let vm = if blocked { Vm::Blocked } else { vm_of(self.helpers.settings.view, port) };
         let (now_ns, due_ns) = (self.helpers.datapath.now_ns(), self.due_ns.load(Relaxed));
-        if matches!(vm, Vm::Running(_)) && now_ns < due_ns {
-            return due_ns != NEVER;
+        // Never: whoever looks at all of them now may be stopped for long.
+        if matches!(vm, Vm::Running(_)) && due_ns != NEVER && now_ns < due_ns {
+            // The timer may have been set for another.
+            if self.poller.load(Relaxed) == NOBODY {
+                self.timer.set_ns(due_ns - now_ns);
+            }
+            return true;
         }
         if blocked {
             self.told.store(NOBODY, Relaxed);

@@ -277,7 +277,10 @@ impl Thread {
             for letter in helper.mailbox.take() {
                 match letter {
                     Letter::Offer(owned, arrivals) => self.claim(owned, arrivals),
-                    Letter::InterruptDue(port) => self.held.push(port),
+                    Letter::InterruptDue(port) => {
+                        self.held.retain(|held| !Arc::ptr_eq(held, &port));
+                        self.held.push(port);
+                    }
                     Letter::Stop => return,
                 }
             }

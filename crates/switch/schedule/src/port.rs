@@ -216,7 +216,7 @@ impl Server {
         for token in ready.iter() {
             match *token {
                 LETTERS => goes_on &= self.read_letters(),
-                // What goes on waiting has the timer set again.
+                // For what goes on waiting the timer is set again.
                 TIMER => drop(self.port.look_after_guest(false)),
                 n => {
                     if let Some(Some(ring)) = self.rings.get_mut(n as usize) {

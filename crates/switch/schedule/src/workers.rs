@@ -89,6 +89,8 @@ impl Workers {
         // A thread that is there stays, and goes on waiting for the timer.
         let looks = poller.filter(|_| entry.thread.is_none()).unwrap_or(NOBODY);
         entry.coalescing.poller.store(looks, Relaxed);
+        // What somebody held back meanwhile, or for whoever looked before, is not left to anybody.
+        port.look_after_guest(true);
         entry.rings.push(owned);
         Ok(())
     }

@@ -178,16 +178,8 @@ fn a_port_that_gets_a_thread_of_its_own_loses_no_interrupt() {
 /// It was put off by each full batch of another queue.
 #[test]
 fn a_queue_with_a_full_batch_puts_off_no_other() {
-    let (datapath, _a, b) = guests();
-    let image = running();
-    let settings = Settings { view: Some(HostView::map(&image).unwrap()), ..Settings::default() };
-    let helpers = Arc::new(Helpers::new(datapath, settings).unwrap());
-    let coalescing = Arc::new(Coalescing::new(helpers.clone()).unwrap());
-    b.port.set_coalescing(coalescing.clone());
+    let (b, coalescing, thread, _image) = alone(200_000);
     let _calls = calls(&b);
-    b.port.set_vm(Some(0));
-    b.port.batches[1].store(200_000 << 16 | 64, Relaxed);
-    let thread = PortThread::start(&b.port, &helpers, &coalescing.timer).unwrap();
     let deliver = |queue: usize, packets: u32| {
         let queue = &b.port.queues[queue];
         let guard = queue.lock();
@@ -205,4 +197,45 @@ fn a_queue_with_a_full_batch_puts_off_no_other() {
     }
     thread.mailbox.send(Letter::Stop);
     thread.thread.join().unwrap();
+}
+
+/// A port with a thread and nobody else, whose VM runs, and whose interrupts are held back for so long.
+fn alone(us: u64) -> (Guest, Arc<Coalescing>, PortThread, HostImage) {
+    let (datapath, _, b) = guests();
+    let image = running();
+    let settings = Settings { view: Some(HostView::map(&image).unwrap()), ..Settings::default() };
+    let helpers = Arc::new(Helpers::new(datapath, settings).unwrap());
+    let coalescing = Arc::new(Coalescing::new(helpers.clone()).unwrap());
+    b.port.set_coalescing(coalescing.clone());
+    b.port.set_vm(Some(0));
+    b.port.batches[1].store(us << 16 | 64, Relaxed);
+    let thread = PortThread::start(&b.port, &helpers, &coalescing.timer).unwrap();
+    (b, coalescing, thread, image)
+}
+
+/// Who sets the timer, or says that nothing is due, may be stopped before or after, and another may have set it meanwhile.
+#[test]
+fn a_timer_that_comes_too_early_or_while_somebody_else_looks_loses_no_interrupt() {
+    for stopped_in_a_look in [false, true] {
+        let (b, coalescing, thread, _image) = alone(100_000);
+        let _calls = calls(&b);
+        let queue = &b.port.queues[0];
+        let deliver = || {
+            let _guard = queue.lock();
+            coalescing.interrupts_now(&b.port, queue, 1)
+        };
+        while deliver() {}
+        let before = queue.counters.notifications.get();
+        if stopped_in_a_look {
+            coalescing.due_ns.store(u64::MAX, Relaxed);
+        }
+        coalescing.timer.set_ns(1000);
+        let begun = Instant::now();
+        while queue.counters.notifications.get() == before {
+            assert!(begun.elapsed() < PATIENCE, "nobody looks: stopped in a look {stopped_in_a_look}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        thread.mailbox.send(Letter::Stop);
+        thread.thread.join().unwrap();
+    }
 }
