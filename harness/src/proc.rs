@@ -2,6 +2,7 @@
 
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
+use std::path::Path;
 
 /// The processes whose parent is `pid`, with their names (at most 15 characters, as the kernel keeps them).
 pub fn children(pid: u32) -> Vec<(u32, String)> {
@@ -59,6 +60,32 @@ pub fn threads_ns(pid: u32, name: &str) -> u64 {
     threads.filter(named).filter_map(|t| t.file_name().to_str()?.parse().ok()).map(|t| thread_ns(pid, t)).sum()
 }
 
+/// How long the calling thread has wanted a processor so far and had none, in nanoseconds; 0 where the kernel does not say.
+pub fn waited_ns() -> u64 {
+    schedule("/proc/thread-self").map_or(0, |[_, waited_ns]| waited_ns)
+}
+
+/// Of a thread, by its directory in /proc: nanoseconds on a processor, and those of waiting for one.
+fn schedule(thread: impl AsRef<Path>) -> Option<[u64; 2]> {
+    let text = fs::read_to_string(thread.as_ref().join("schedstat")).ok()?;
+    let mut words = text.split(' ').map_while(|word| word.parse().ok());
+    Some([words.next()?, words.next()?])
+}
+
+/// What each thread of a process does, a line for each: its name, its state (proc(5)), where in the kernel it sleeps, how long it has run and has
+/// waited for a processor.
+pub fn threads_say(pid: u32) -> String {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let say = |thread: fs::DirEntry| {
+        let read = |file: &str| fs::read_to_string(thread.path().join(file)).unwrap_or_default();
+        let stat = read("stat");
+        let state = stat.rsplit(") ").next().and_then(|rest| rest.chars().next()).unwrap_or('?');
+        let [ran, waited] = schedule(thread.path()).unwrap_or_default().map(|ns| ns / 1_000_000);
+        format!("{} {state} in {}, ran {ran} ms, waited {waited} ms\n", read("comm").trim_end(), read("wchan"))
+    };
+    threads.map(say).collect()
+}
+
 /// What a process calls itself, as far as the kernel keeps it: 15 bytes.
 pub fn name(pid: u32) -> String {
     fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim_end().to_owned()
@@ -105,6 +132,8 @@ mod tests {
         });
         assert!(super::tree(std::process::id()).contains(&child.id()));
         assert!(super::alive(child.id()) && super::descriptors(child.id()) >= 3 && super::threads(child.id()) == 1);
+        let said = super::threads_say(child.id());
+        assert!(said.starts_with("sleep S in ") && said.lines().count() == 1, "{said}");
         assert!(super::cpu_ns(child.id()) > 0 && super::cpu_ns(child.id()) < 1_000_000_000);
         assert!(crate::spawn::end(&mut child));
         assert!(!super::alive(child.id()));

@@ -6,7 +6,7 @@ use lasthop_sys::EventFd;
 use lasthop_text::MacAddr;
 use lasthop_vhostuser::message::{HEADER_LEN, Header, IotlbMessage, flag, iotlb};
 use lasthop_vhostuser::{Features, Frontend, FrontendError, ProtocolFeatures};
-use lasthop_virtqueue::driver::{NetConfig, NetDriver};
+use lasthop_virtqueue::driver::{NetConfig, NetDriver, NetQueue, RingLayout};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
@@ -276,6 +276,36 @@ impl Guest {
         let sent = self.net.send(0, &header.to_bytes(), frame).expect("the switch keeps to the rules").is_ok();
         self.net.flush(0);
         sent
+    }
+
+    /// Sends this frame until its ring is full, and not more often than the ring has places: a switch that drops frames as quickly as they are sent
+    /// is not to keep its sender from what else there is to do.
+    pub fn fill(&mut self, frame: &[u8]) {
+        for _ in 0..self.options.net.size {
+            if !self.try_send(VnetHdr::default(), frame) {
+                return;
+            }
+        }
+    }
+
+    /// What its rings say, a line for each: how far either side has come, and what they ask of each other. For who looks for why nothing moves.
+    pub fn rings(&self) -> String {
+        let say = |(ring, queue): (usize, &NetQueue)| {
+            let RingLayout { size, driver, device, .. } = queue.layout;
+            let word = |addr: u64| self.net.memory().slice(addr, 2).map_or(0, |word| word.load_u16(0));
+            let name = format!("{} {} {}", self.mac, ["to_guest", "from_guest"][ring % 2], ring / 2);
+            if queue.layout.packed {
+                let [ours, theirs] = [driver, device].map(|part| [word(part), word(part + 2)]);
+                return format!(
+                    "{name}: the guest's wish for interrupts {ours:x?}, the switch's for kicks {theirs:x?}\n"
+                );
+            }
+            let flags = [word(driver), word(device)];
+            let events = [word(driver + 4 + 2 * u64::from(size)), word(device + 4 + 8 * u64::from(size))];
+            let [available, used] = [word(driver + 2), word(device + 2)];
+            format!("{name}: available {available}, used {used}, flags {flags:?}, events {events:?}\n")
+        };
+        self.net.queues().iter().enumerate().map(say).collect()
     }
 
     /// How many frames the switch has not taken.

@@ -5,6 +5,7 @@
 //! |---|---|
 //! | `guest` | a guest: memory, rings, a vhost-user connection; frames in and out |
 //! | `pair` | a lasthop with two guests |
+//! | `patience` | a limit of time that does not run while its thread has no processor |
 //! | `plug` | one that plugs itself in again |
 //! | `host` | a host with lasthop and Open vSwitch, and two with a cable between them |
 //! | `fuse` | a file system whose files do not close |
@@ -32,6 +33,7 @@ mod fuse;
 mod guest;
 mod host;
 mod pair;
+mod patience;
 mod plug;
 pub mod raw;
 mod release;
@@ -51,6 +53,7 @@ pub use guest::{Guest, Options, accept, connect};
 pub use host::{Host, hosts};
 pub use lasthop_harness::{Lasthop, Netns, Port, binary, proc, scratch, spawn, vswitch, wait_for};
 pub use pair::Pair;
+pub use patience::Patience;
 pub use plug::Plug;
 pub use release::{becomes, children, release, script, stays, upgrade_run};
 pub use rivals::{Rivals, is_fair};

@@ -1,8 +1,7 @@
 //! Two guests that have more for a third than that takes.
 
-use crate::{Guest, Lasthop, PATIENCE, number_of, numbered};
-use lasthop_frame::VnetHdr;
-use std::time::{Duration, Instant};
+use crate::{Guest, Lasthop, PATIENCE, Patience, number_of, numbered, proc};
+use std::time::Duration;
 use tempfile::TempDir;
 
 /// How often a share is measured; the median of these counts. A sender whose thread does not get to run for long loses its share of that time.
@@ -58,14 +57,14 @@ impl Rivals {
 
     /// Both have frames of so many bytes in their rings, until `sink` has taken `most` bytes: 16 frames, and a `pause`. How many it has taken.
     pub fn play(&mut self, sink: &mut Guest, most: usize, pause: Duration, lens: [usize; 2]) -> usize {
-        let (mut came, end) = (0, Instant::now() + PATIENCE);
+        let (mut came, patience) = (0, Patience::new(PATIENCE));
         self.had = true;
         let frames = [0, 1].map(|n| numbered(self.senders[n].mac, sink.mac, 10, lens[n]));
         while came < most {
-            assert!(Instant::now() < end, "{came} of {most} bytes came");
+            assert!(!patience.is_over(), "{came} of {most} bytes came; {patience}\n{}", self.look(sink));
             for (sender, frame) in self.senders.iter_mut().zip(&frames) {
                 self.had &= came == 0 || sender.unsent() > 0;
-                while sender.try_send(VnetHdr::default(), frame) {}
+                sender.fill(frame);
             }
             let taken: Vec<_> = std::iter::from_fn(|| sink.try_recv()).take(16).collect();
             for (_, frame) in taken {
@@ -82,6 +81,12 @@ impl Rivals {
             std::thread::sleep(pause);
         }
         came
+    }
+
+    /// What there is to see where nothing moves.
+    fn look(&self, sink: &Guest) -> String {
+        let rings: String = self.senders.iter().chain([sink]).map(Guest::rings).collect();
+        rings + &proc::threads_say(self.lasthop.switch())
     }
 
     /// The first sender has this part of all: the median of some rounds, as [`is_fair`] has it.

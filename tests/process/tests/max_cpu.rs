@@ -455,7 +455,7 @@ fn a_bound_that_cannot_be_kept_is_told_and_so_is_that_it_is_kept_again() {
             let (sender, others) = guests.split_first_mut().expect("some");
             let frame = numbered(sender.mac, MacAddr::BROADCAST, 0, 60);
             while !stop.load(Ordering::Relaxed) {
-                while sender.try_send(VnetHdr::default(), &frame) {}
+                sender.fill(&frame);
                 others.iter_mut().for_each(|other| while other.try_recv().is_some() {});
             }
         });

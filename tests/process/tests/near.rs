@@ -1,7 +1,6 @@
 //! `--near`: a port's thread follows its VM to the NUMA node where that runs, while packets flow. This host may have one node: two of a CPU each are declared to lasthop.
 //! The VM is this process, which is bound to one CPU and to the other, so one test runs at a time.
 
-use lasthop_frame::VnetHdr;
 use lasthop_sys::CpuList;
 use lasthop_tests_process::{
     Bystanders, Guest, Lasthop, Options, PATIENCE, Port, mac, numbered, proc, scratch, wait_for,
@@ -345,7 +344,7 @@ fn a_thread_that_its_vms_quota_stops_is_not_crowded() {
     let (end, mut seen) = (Instant::now() + LONG, None);
     // In each of three looks in a row, and some more, after it has been seen to be stopped.
     while seen.is_none_or(|seen| group.throttled() < seen + 100) {
-        while a.try_send(VnetHdr::default(), &frame) {}
+        a.fill(&frame);
         while b.try_recv().is_some() {}
         let place = place(&lasthop, "a");
         assert_ne!(place["state"], "crowded", "{place}\n{}", lasthop.log());

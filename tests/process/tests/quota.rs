@@ -84,7 +84,7 @@ fn flood<'s>(
     scope.spawn(move || {
         let frame = numbered(flooder.mac, victim.mac, 0, 1400);
         while !stop.load(Ordering::Relaxed) {
-            while flooder.try_send(VnetHdr::default(), &frame) {}
+            flooder.fill(&frame);
             while victim.try_recv().is_some() {}
             std::thread::sleep(Duration::from_micros(100));
         }
@@ -272,7 +272,7 @@ fn how_long_a_receiver_waits_for_a_flooder_under_a_limit() {
             scope.spawn(|| {
                 let frame = numbered(mac(1), mac(2), 0, 1400);
                 while !stop.load(Ordering::Relaxed) {
-                    while flooder.try_send(VnetHdr::default(), &frame) {}
+                    flooder.fill(&frame);
                     std::thread::sleep(Duration::from_micros(100));
                 }
             });

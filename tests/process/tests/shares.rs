@@ -1,6 +1,5 @@
 //! A receiver that is slower than its senders, a guest or a network, is theirs by their weights.
 
-use lasthop_frame::VnetHdr;
 use lasthop_tests_process::{
     Guest, Lasthop, Netns, Options, PATIENCE, Port, Rivals, becomes, is_fair, mac, number_of, numbered, release,
     scratch, wait_for,
@@ -155,7 +154,7 @@ fn overtaken(senders: &mut [Guest; 2], asker: &mut Guest, sink: &mut Guest) -> V
     while all.len() < ASKED {
         assert!(Instant::now() < end, "{} of {ASKED} came: {all:?}", all.len());
         for (sender, frame) in senders.iter_mut().zip(&frames) {
-            while sender.try_send(VnetHdr::default(), frame) {}
+            sender.fill(frame);
         }
         let came = asked.get_or_insert_with(|| {
             number += 1;
