@@ -164,36 +164,6 @@ fn a_stream_is_taken_over_by_helpers() {
     }
 }
 
-/// When a stream has ended, all threads sleep: rings that had packets often are not handed over again and again.
-#[test]
-fn nobody_works_when_a_stream_has_ended() {
-    let mut pair = Pair::new(&[], [Options::default(); 2]);
-    let switches = |pair: &Pair| {
-        let tasks = std::fs::read_dir(format!("/proc/{}/task", pair.lasthop.switch())).expect("the switch runs");
-        let of = |task: std::io::Result<std::fs::DirEntry>| {
-            let status = std::fs::read_to_string(task.ok()?.path().join("status")).ok()?;
-            let is_mover = ["helper-", "port-"].iter().any(|name| status.starts_with(&format!("Name:\t{name}")));
-            let count = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?;
-            is_mover.then(|| count.trim().parse::<u64>().expect("a number"))
-        };
-        tasks.filter_map(of).sum::<u64>()
-    };
-    let end = Instant::now() + PATIENCE;
-    loop {
-        pair.stream(20_000);
-        std::thread::sleep(Duration::from_millis(100));
-        let before = switches(&pair);
-        std::thread::sleep(Duration::from_secs(1));
-        let woken = switches(&pair) - before;
-        println!("{woken} times in a second");
-        assert!(woken < 100, "threads woke up {woken} times in a second in which nothing came");
-        if Instant::now() > end - PATIENCE + Duration::from_secs(5) {
-            break;
-        }
-    }
-    pair.adds_up();
-}
-
 /// What a guest sends behind a first frame waits for a timer of a second, unless the guest sleeps: then a helper on its core
 /// takes it. All of them together are there much sooner than the timers would be.
 #[test]

@@ -31,5 +31,7 @@ impl Coalesce for Middle {
         true
     }
 
-    fn blocked(&self, _: &Port) {}
+    fn look(&self, _: &Port, _: bool) -> bool {
+        false
+    }
 }
