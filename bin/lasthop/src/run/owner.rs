@@ -105,7 +105,7 @@ pub fn who(connection: &OwnedFd) -> String {
 
 fn user_of(peer: &Peer) -> String {
     let unmapped =
-        if Unmapped::users().is(peer.uid) { ", which all have that this user namespace has no number for" } else { "" };
+        if Unmapped::users().is(peer.uid) { " (the kernel's number for users that are not mapped in this user namespace)" } else { "" };
     format!("user {}{unmapped}", peer.uid)
 }
 

@@ -157,7 +157,7 @@ impl Forwarder {
         let Some(queue) = port.queues.get(usize::from(index)) else { return Outcome::default() };
         let Some(mut guard) = queue.try_lock() else { return Outcome::default() };
         let Some(started) = guard.started() else { return Outcome::default() };
-        // With the lock held: whoever removes a port, and then takes all locks once, knows that nobody counts at it any more.
+        // With the lock held: whoever removes a port, and then takes the locks of all queues from guests once, knows that nobody counts at it any more.
         self.follow_ports();
         let until_ns = port.sends.until(now_ns);
         if until_ns.is_some() {

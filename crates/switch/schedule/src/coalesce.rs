@@ -17,7 +17,7 @@ const NEVER: u64 = u64::MAX;
 
 /// The receive timers of a port. The thread that delivers decides whether to interrupt now. A deferred interrupt is sent by the port's own
 /// thread, so none is lost with a helper that loses its core; or by the core that polls the port's rings, which looks at the clock and at the VM
-/// between its bursts.
+/// each time it has been round its rings.
 #[derive(Debug)]
 pub(crate) struct Coalescing {
     helpers: Arc<Helpers>,
@@ -48,9 +48,13 @@ impl Coalescing {
     /// not know yet who is to, or was stopped.
     fn wait_until(&self, then_ns: u64, now_ns: u64, poller: usize) -> bool {
         let before_ns = self.due_ns.fetch_min(then_ns, Relaxed);
-        let is_first = before_ns == NEVER || now_ns > before_ns.saturating_add(GUARD_NS);
+        let is_late = now_ns > before_ns.saturating_add(GUARD_NS);
+        // One of those who find it late, and once in that time.
+        let is_again = is_late && self.due_ns.compare_exchange(before_ns, now_ns, Relaxed, Relaxed).is_ok();
+        let is_first = before_ns == NEVER || is_again;
         if poller == NOBODY && (is_first || then_ns < before_ns) {
-            self.timer.set_ns(then_ns.saturating_sub(now_ns));
+            // A timer that has run out, and of which nobody has heard yet, is forgotten when it is set: then it is over at once.
+            self.timer.set_ns(if is_again { 1 } else { then_ns.saturating_sub(now_ns) });
         }
         is_first
     }
