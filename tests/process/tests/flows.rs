@@ -3,6 +3,7 @@
 use lasthop_frame::VnetHdr;
 use lasthop_tests_process::{Guest, Lasthop, Options, PATIENCE, Port, mac, numbered, scratch, wait_for};
 use lasthop_text::MacAddr;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// Flows that the attacker makes: far more than are put right at once.
 const FLOWS: u32 = 20_000;
@@ -82,6 +83,50 @@ fn what_a_removed_port_counted_stays_in_the_sum() {
     lasthop.check_sums();
     let said = lasthop.command(&["stats"]);
     assert!(said.contains("removed ports") && !said.contains("unaccounted"), "{said}");
+}
+
+/// A guest floods a port that is removed in the middle, again and again: what was counted there meanwhile is counted once.
+#[test]
+fn what_a_port_counts_while_it_is_removed_under_load_is_counted_once() {
+    let dir = scratch();
+    let ports = ["a"].map(|name| Port::listen(name, dir.path()));
+    let lasthop = Lasthop::start(&ports);
+    let mut a = Guest::connect(&ports[0].socket, mac(1), Options::net(|net| net.size = 1024));
+    let path = dir.path().join("c.sock");
+    let frames = [numbered(mac(1), mac(3), 2, 60), numbered(mac(1), MacAddr([0xff; 6]), 3, 60)];
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Relaxed) {
+                frames.iter().for_each(|frame| a.fill(frame));
+            }
+            a.all_taken();
+        });
+        let _stop = Stop(&stop);
+        for round in 0..20 {
+            lasthop.command(&["port", "add", "c", path.to_str().expect("text")]);
+            let mut c = Guest::connect(&path, mac(3), Options::net(|net| net.size = 1024));
+            // It is known where it is, and gets what there is.
+            c.send(&numbered(mac(3), mac(1), 1, 60));
+            wait_for("packets to come", PATIENCE, || c.try_recv().is_some());
+            for _ in 0..round {
+                while c.try_recv().is_some() {}
+            }
+            lasthop.command(&["port", "del", "c"]);
+        }
+    });
+    lasthop.check_sums();
+    let said = lasthop.command(&["stats"]);
+    assert!(said.contains("removed ports") && !said.contains("unaccounted"), "{said}");
+}
+
+/// Ends what waits for it, also where a test fails.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
 }
 
 /// A member of the group may look; anybody else may not, and nobody of them may change anything.

@@ -1,7 +1,7 @@
 //! Uplinks' processes are scheduled by their `nice`: what is told of one goes out before the rest where a processor has too much to send.
 
-use lasthop_tests_process::{Guest, Lasthop, Netns, Options, PATIENCE, Port, Station, mac, numbered, proc, scratch};
 use lasthop_sys::CpuList;
+use lasthop_tests_process::{Guest, Lasthop, Netns, Options, PATIENCE, Port, Station, mac, numbered, proc, scratch};
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_setaffinity};
 use std::time::{Duration, Instant};

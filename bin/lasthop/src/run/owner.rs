@@ -104,8 +104,11 @@ pub fn who(connection: &OwnedFd) -> String {
 }
 
 fn user_of(peer: &Peer) -> String {
-    let unmapped =
-        if Unmapped::users().is(peer.uid) { " (the kernel's number for users that are not mapped in this user namespace)" } else { "" };
+    let unmapped = if Unmapped::users().is(peer.uid) {
+        " (the kernel's number for users that are not mapped in this user namespace)"
+    } else {
+        ""
+    };
     format!("user {}{unmapped}", peer.uid)
 }
 

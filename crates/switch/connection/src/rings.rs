@@ -167,6 +167,8 @@ impl Rings {
                     return Ok(Answer::Refused(error.to_string()));
                 }
                 queue.set_enabled(enabled);
+                // The process before may have died between filling the ring and saying so.
+                queue.lock().call();
             }
             RingAsk::Stop => {
                 events.push(Event::Stopped { queue: i });

@@ -424,11 +424,10 @@ impl QueueGuard<'_> {
         self.refresh();
     }
 
-    /// The guest is interrupted where packets may pass from now on, for a process before may have died between filling the ring and saying so; and
-    /// where they may not any more, for nobody looks after an interrupt that was held back until then.
+    /// The guest is interrupted where packets may not pass any more: nobody looks after an interrupt that was held back until then.
     fn refresh(&mut self) {
         let ready = self.inner.enabled && self.inner.started.is_some();
-        if self.queue.ready.swap(ready, Ordering::Relaxed) != ready {
+        if self.queue.ready.swap(ready, Ordering::Relaxed) && !ready {
             self.call();
         }
     }
