@@ -154,7 +154,8 @@ impl Watchdog {
             signs.push(Sign { thread: self.process, beats: 0 });
         }
         let asleep = signs.iter().filter(|sign| !sign.is_at_work()).count();
-        let (from, mut n) = (self.turn, 0);
+        // Threads come and go: there may be fewer by now.
+        let (from, mut n) = (self.turn % asleep.max(1), 0);
         self.turn = if asleep > ASLEEP_BURST { (from + ASLEEP_BURST) % asleep } else { 0 };
         let mut hung: Vec<Hung> = Vec::new();
         for sign in signs {
@@ -264,6 +265,7 @@ fn schedule(schedstat: &str) -> Option<Schedule> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::fd::AsFd;
 
     #[test]
     fn looks_at_all_processes_are_due_at_the_same_times() {
@@ -274,6 +276,27 @@ mod tests {
             let since = next - first;
             assert_eq!(since.as_nanos() % period.as_nanos(), 0);
             assert!((Duration::from_millis(ms)..Duration::from_millis(ms) + period).contains(&since));
+        }
+    }
+
+    /// A thousand ports fall silent, and their threads end. Where their turn was then beyond those that are left, it ended in a subtraction.
+    #[test]
+    fn sleepers_may_be_fewer_at_the_next_look() {
+        let (pulse, mut now) = (Pulse::new().unwrap(), Instant::now());
+        let page = pulse.as_fd().try_clone_to_owned().unwrap();
+        let limit = Duration::from_millis(400);
+        let mut watchdog = Watchdog::new(pulse, std::process::id(), limit, limit, now);
+        for sleepers in [1000_u64, 1000, 500, 65, 64, 3, 0, 200, 1] {
+            // As `sys::pulse` has it: words of 8 bytes, lines of 64; the first says how many there are.
+            let line =
+                |words: [u64; 2]| words.into_iter().chain([0; 6]).flat_map(u64::to_ne_bytes).collect::<Vec<u8>>();
+            let lines = (1..=sleepers).flat_map(|thread| line([(1 << 24) + thread, 2]));
+            let page_now: Vec<u8> = line([0, sleepers]).into_iter().chain(lines).collect();
+            rustix::io::pwrite(&page, &page_now, 0).unwrap();
+            for _ in 0..3 {
+                now += limit;
+                assert!(watchdog.look(now).is_none(), "{sleepers}");
+            }
         }
     }
 
