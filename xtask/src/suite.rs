@@ -30,6 +30,7 @@ const LONG: &[(&str, &[&str])] = &[
             "container_image",
             "control_rings",
             "device_shares",
+            "idle_ports",
             "kernel_conntrack",
             "libvirt",
             "max_cpu",

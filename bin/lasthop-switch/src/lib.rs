@@ -32,10 +32,12 @@ fn run(mut arguments: Arguments, inside: impl FnOnce()) -> Result<(), Box<dyn Er
     let (confinement, settings) = arguments.first_message()?;
     lasthop_guestmem::install_fault_handler();
     lasthop_sys::prepare_peer_events(lasthop_sys::SIGNALLING_THREADS)?;
+    // As many silent ports can be waited for, and with this kernel twice as many.
+    let watches = lasthop_sys::Watches::new(if settings.idle_us == 0 { 16 } else { 2048 });
     // Threads made from here on are born inside the sandbox.
     let left_out = confinement.enter(std::mem::take(&mut arguments.handed))?;
     inside();
-    server::Server::new(arguments, settings, left_out)?.serve()
+    server::Server::new(arguments, settings, left_out, watches)?.serve()
 }
 
 /// A thread that panics takes the process with it, for others wait for what it did; whoever started the process starts another.

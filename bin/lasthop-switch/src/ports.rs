@@ -69,7 +69,11 @@ impl PortEntry {
                 if queue % 2 == 1
                     && let Err(error) = workers.attach(port, queue as u16, fd)
                 {
-                    self.say(Level::Error, format!("no thread for this port: {error}"));
+                    self.datapath.say(
+                        port.id,
+                        Level::Error,
+                        format!("what comes from queue {queue} is not looked for: {error}"),
+                    );
                 }
                 port.refresh();
                 return false;
@@ -94,16 +98,8 @@ impl PortEntry {
                 return false;
             }
             Event::Mtu(mtu) => port.set_mtu(mtu),
-            Event::Waits { bytes, regions } => {
-                let line = format!(
-                    "the front-end's requests wait: with memory that it has replaced and the kernel has not unmapped yet, {} MiB in {regions} regions are mapped; if it changes its memory all the time, end it",
-                    bytes >> 20
-                );
+            Event::Wrong { line, of_memory } => {
                 self.warn(line.clone());
-                self.erred(line, false);
-            }
-            Event::Refused { line, of_memory } => {
-                self.warn(format!("refused: {line}"));
                 self.erred(line, of_memory);
             }
         }
@@ -140,11 +136,7 @@ impl PortEntry {
 
     /// Has a warning about the port written to the log, which its front-end or guest may have caused.
     pub fn warn(&self, line: String) {
-        self.say(Level::Warn, line);
-    }
-
-    fn say(&self, level: Level, line: String) {
-        self.datapath.say(self.port.id, level, line);
+        self.datapath.say(self.port.id, Level::Warn, line);
     }
 
     /// A ring broke under traffic: says so once, for the log and for `lasthop port list`.

@@ -14,9 +14,8 @@ use lasthop_ipc::{
     ChannelError, DatapathRequest, FromControl, SupervisorToSwitch, SwitchSettings, SwitchToSupervisor, ToControl,
     UpcallPacket,
 };
-use lasthop_schedule::policy::Hysteresis;
 use lasthop_schedule::{Settings, Workers};
-use lasthop_sys::{Beat, Epoll, Foreign, Trigger};
+use lasthop_sys::{Beat, Epoll, Foreign, Trigger, Watches};
 use lasthop_types::{DropReason, Level, PortId, PortTotals};
 use lasthop_virtqueue::{JOURNAL_BYTES, Journal, Patience};
 use rustix::net::{Shutdown, shutdown};
@@ -88,35 +87,25 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts the workers. `left_out`: of the sandbox.
-    pub fn new(given: Arguments, told: SwitchSettings, left_out: Vec<String>) -> Result<Self, Failure> {
+    /// Starts the workers. `lacks`: steps of the sandbox.
+    pub fn new(given: Arguments, told: SwitchSettings, lacks: Vec<String>, watches: Watches) -> Result<Self, Failure> {
         let Arguments { supervisor, journal, view, prompter, .. } = given;
         let (pace, overtaken) = told.patience_ms;
         let patience = Patience { pace: pace.into(), overtaken: overtaken.into(), ..PATIENCE_MS };
         let datapath = Arc::new(Datapath::new(told.max_flows, patience)?);
         let warn = |line| datapath.say(PortId(0), Level::Warn, line);
-        left_out.iter().for_each(|step| warn(format!("sandbox: going on without {step}")));
+        lacks.iter().for_each(|step| warn(format!("sandbox: going on without {step}")));
         let view = view.transpose().unwrap_or_else(|error| {
             warn(format!("not known what cores and VMs do: {error}"));
             None
         });
-        let (base_ns, limit_ns) = told.hysteresis_us;
-        let settings = Settings {
-            helpers: told.helpers,
-            poll: told.poll,
-            hysteresis: Hysteresis { base_ns: u64::from(base_ns) * 1000, limit_ns: u64::from(limit_ns) * 1000 },
-            view,
-            prompter,
-            not_idle: told.not_idle,
-            cgroup_accounting: told.cgroup_accounting,
-            drawn_timer: told.drawn_timer,
-        };
         let epoll = Epoll::new()?;
         epoll.add(&supervisor, SUPERVISOR, Trigger::Level)?;
         epoll.add(datapath.news(), NEWS, Trigger::Level)?;
         Ok(Self {
             journal: journal.map(map_journal).transpose()?,
-            workers: Workers::start(&datapath, settings)?,
+            max_guest_memory: told.max_guest_memory,
+            workers: Workers::start(&datapath, Settings { told, view, prompter, watches })?,
             forwarder: Forwarder::new(datapath.clone(), CACHE_ENTRIES),
             epoll,
             supervisor,
@@ -129,7 +118,6 @@ impl Server {
             ports: BTreeMap::new(),
             removed: Default::default(),
             next_to_report: PortId(0),
-            max_guest_memory: told.max_guest_memory,
             upcalls_wait: false,
             to_look: BTreeSet::new(),
             stop: false,
@@ -283,9 +271,6 @@ impl Server {
             Ok(false) => {}
             Err(error) => self.disconnect(id, &error),
         }
-        for (port, thread) in self.workers.take_started() {
-            self.unsent.thread(port, thread);
-        }
     }
 
     fn disconnect(&mut self, id: PortId, error: &End) {
@@ -415,7 +400,8 @@ impl Server {
         if let Some(control) = self.control.take() {
             let _ = self.epoll.delete(&control.rings);
             self.datapath.set_control_answers(false);
-            self.ports.keys().for_each(|id| self.workers.look(*id));
+            // Nobody else has waited for it. A port that is looked at is silent no more.
+            self.ports.values().filter(|p| !p.port.upcalls.is_empty()).for_each(|p| self.workers.look(p.port.id));
         }
     }
 

@@ -13,33 +13,28 @@ pub type ToSupervisor = Channel<SwitchToSupervisor, SupervisorToSwitch>;
 /// What waits, and whose line of the log was sent last.
 #[derive(Debug, Default)]
 pub struct Unsent {
-    /// For each port the newest of each kind: its thread, and why its connection ended.
-    news: BTreeMap<(PortId, bool), SwitchToSupervisor>,
-    /// The message that there was no room for. Lines of the log wait in the [`Datapath`] meanwhile.
+    /// For each port why its connection ended last; for none what control has done.
+    news: BTreeMap<PortId, SwitchToSupervisor>,
+    /// The message that there was no room for. Lines of the log, and news of threads, wait in the [`Datapath`] meanwhile.
     next: Option<SwitchToSupervisor>,
     last_line: PortId,
 }
 
 impl Unsent {
-    /// The port has this thread now.
-    pub fn thread(&mut self, port: PortId, thread: i32) {
-        self.news.insert((port, false), SwitchToSupervisor::Thread(port, thread));
-    }
-
     /// The port's connection ended.
     pub fn closed(&mut self, port: PortId, reason: String) {
-        self.news.insert((port, true), SwitchToSupervisor::ConnectionClosed { port, reason });
+        self.news.insert(port, SwitchToSupervisor::ConnectionClosed { port, reason });
     }
 
     /// Control has written what cannot be, and is not listened to any more.
     pub fn control_broke(&mut self, what: String) {
         // No port has that number.
-        self.news.insert((PortId(0), true), SwitchToSupervisor::ControlBroke(what));
+        self.news.insert(PortId(0), SwitchToSupervisor::ControlBroke(what));
     }
 
     /// The port was removed, as the supervisor has said itself.
     pub fn forget(&mut self, port: PortId) {
-        self.news.retain(|(of, _), _| *of != port);
+        self.news.remove(&port);
     }
 
     /// Something waits for room.
@@ -47,7 +42,7 @@ impl Unsent {
         self.next.is_some()
     }
 
-    /// Sends as much as the channel has room for: news first, then lines of the log.
+    /// Sends as much as the channel has room for: news first, then that of threads, then lines of the log.
     pub fn send(&mut self, channel: &mut ToSupervisor, datapath: &Datapath) -> Result<(), ChannelError> {
         while let Some(message) = self.next.take().or_else(|| self.pop(datapath)) {
             match channel.send(&message, None) {
@@ -63,19 +58,20 @@ impl Unsent {
     }
 
     fn pop(&mut self, datapath: &Datapath) -> Option<SwitchToSupervisor> {
-        if let Some((_, news)) = self.news.pop_first() {
-            return Some(news);
-        }
-        let line = datapath.take_line(self.last_line)?;
-        self.last_line = line.port;
-        Some(SwitchToSupervisor::Log(line))
+        let closed = self.news.pop_first().map(|(_, news)| news);
+        let thread = || datapath.threads.lock().pop_front().map(|(port, news)| SwitchToSupervisor::Thread(port, news));
+        closed.or_else(thread).or_else(|| {
+            let line = datapath.take_line(self.last_line)?;
+            self.last_line = line.port;
+            Some(SwitchToSupervisor::Log(line))
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lasthop_types::Level;
+    use lasthop_types::{Level, ThreadNews};
 
     /// The supervisor does not read, and one port's front-end comes and goes all the time.
     #[test]
@@ -90,9 +86,10 @@ mod tests {
             unsent.send(&mut channel, &datapath).unwrap();
         }
         unsent.closed(PortId(2), "the only end of port 2".into());
-        unsent.thread(PortId(2), 77);
+        let news = |thread| ThreadNews { thread, used_ns: 5, refused: None };
+        datapath.threads.lock().extend([(PortId(2), news(77)), (PortId(1), news(78))]);
         unsent.send(&mut channel, &datapath).unwrap();
-        assert!(unsent.is_full() && unsent.news.len() <= 3, "two of port 2, one of port 1 besides that: {unsent:?}");
+        assert!(unsent.is_full() && unsent.news.len() <= 2, "one of port 2, one of port 1 besides that: {unsent:?}");
         let mut heard = Vec::new();
         loop {
             while let Ok((message, _)) = supervisor.recv() {
@@ -107,11 +104,9 @@ mod tests {
             |port, reason: &str| SwitchToSupervisor::ConnectionClosed { port: PortId(port), reason: reason.into() };
         assert!(heard.contains(&closed(1, "end 9999")), "the newest");
         assert!(heard.contains(&closed(2, "the only end of port 2")));
-        assert!(heard.contains(&SwitchToSupervisor::Thread(PortId(2), 77)));
+        assert!(heard.contains(&SwitchToSupervisor::Thread(PortId(2), news(77))));
         // A port that was removed is nobody's business any more.
         unsent.closed(PortId(3), "gone".into());
-        unsent.forget(PortId(3));
-        unsent.thread(PortId(3), 78);
         unsent.forget(PortId(3));
         assert!(unsent.pop(&datapath).is_none());
     }

@@ -266,7 +266,7 @@ fn starts_its_children_says_ready_and_ends_cleanly() {
     let line = lasthop.wait(&["switch[", "environment"]);
     assert!(line.ends_with("environment [\"LASTHOP_LOG_FORMAT\", \"MALLOC_ARENA_MAX\", \"RUST_LOG\"]"), "{line}");
     let settings = "SwitchSettings { helpers: [0], poll: [], hysteresis_us: (7, 9), not_idle: false, \
-                    cgroup_accounting: false, drawn_timer: false, patience_ms: (10, 2), max_guest_memory: ";
+                    cgroup_accounting: false, drawn_timer: false, idle_us: 10000000, patience_ms: (10, 2), max_guest_memory: ";
     lasthop.wait(&["switch[", settings]);
     lasthop.wait(&["switch[", "add 1 a"]);
     lasthop.wait(&["switch[", "add 2 b"]);

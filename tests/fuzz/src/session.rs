@@ -201,7 +201,7 @@ impl Rig {
             assert_eq!(view.enabled, status.enabled);
             assert!(!status.started || self.session.memory().regions().next().is_some());
         }
-        let refused = self.events.iter().filter(|e| matches!(e, Event::Refused { .. })).count();
+        let refused = self.events.iter().filter(|e| matches!(e, Event::Wrong { .. })).count();
         assert!(refused <= 32, "{refused} refusals in the log");
         self.replies();
         result.map_err(|_| Over)

@@ -31,3 +31,27 @@ pub fn every_letter_arrives() {
         senders.into_iter().for_each(|sender| sender.join().expect("it ends"));
     });
 }
+
+/// Another thread's letter takes the place of those before it that have not been read; one of another kind stays. The reader hears the last of each, if it sleeps whenever it finds none.
+pub fn the_last_letter_of_a_kind_arrives() {
+    check(2, || {
+        let mailbox = Arc::new(Mailbox::new().expect("a descriptor"));
+        let epoll = Epoll::default();
+        mailbox.register(&epoll, 0).expect("a descriptor");
+        let other = mailbox.clone();
+        let sender = spawn(move || {
+            other.send(("other", 0));
+            (1..=2).for_each(|n| other.replace(("kind", n), |(kind, _)| *kind == "kind"));
+        });
+        let mut got = Vec::new();
+        while !(got.contains(&("kind", 2)) && got.contains(&("other", 0))) {
+            let letters = mailbox.take();
+            if letters.is_empty() {
+                epoll.wait();
+            }
+            got.extend(letters);
+        }
+        assert_eq!((got.last(), mailbox.waiting()), (Some(&("kind", 2)), 0));
+        sender.join().expect("it ends");
+    });
+}

@@ -8,6 +8,11 @@ fn every_letter_arrives() {
 }
 
 #[test]
+fn the_last_letter_of_a_kind_arrives() {
+    mailboxes::the_last_letter_of_a_kind_arrives();
+}
+
+#[test]
 fn who_is_named_is_named_back() {
     locks::who_is_named_is_named_back();
 }

@@ -73,6 +73,32 @@ fn errors_say_what_to_do() {
     }
 }
 
+/// Machines that have nothing to say have no thread in the switch, and are answered as soon as they have.
+#[test]
+fn threads_of_silent_machines_end_and_they_are_answered_all_the_same() {
+    let dir = scratch();
+    let ports = ["a", "b"].map(|n| Port::listen(n, dir.path()));
+    let lasthop = Lasthop::start_with(&ports, &["--thread-idle", "200"]);
+    let vm = |i: usize| VmConfig::new(&ports[i].name, [Nic::vhost_user(&ports[i].socket, i as u8 + 1)]);
+    let [a, b] = Vm::boot_all([vm(0), vm(1)]);
+    let threads = || {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", lasthop.switch())).into_iter().flatten().flatten();
+        let names = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
+        names.filter(|name| ["port-a\n", "port-b\n"].contains(&name.as_str())).count()
+    };
+    for round in 0..3 {
+        checks::ping(&a, &b);
+        if round == 1 {
+            b.serve();
+            checks::tcp(&a, &b, checks::Depth::Quick);
+        }
+        // Machines say a word of their own at times.
+        wait_for("no thread of a port", Duration::from_secs(60), || threads() == 0);
+    }
+    checks::ping(&b, &a);
+    lasthop.check_sums();
+}
+
 /// Rules with real stacks on both ends: what is denied stops, what is not goes on, and without rules all passes again.
 fn access_lists_close_and_open(dir: &Path, lasthop: &Lasthop, [a, b]: [&Vm; 2]) {
     for vm in [a, b] {

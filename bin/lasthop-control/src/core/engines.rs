@@ -3,7 +3,7 @@
 
 use super::{Answer, Command, Core, MAX_QUESTIONS, busy, give, refuse};
 use lasthop_api::{ApiError, Engine, EngineList, Upgraded};
-use lasthop_ipc::PortInfo;
+use lasthop_ipc::{PortInfo, QueueInfo};
 use lasthop_management_ipc::{ControlToSupervisor, EngineChange, EngineInfo, EngineKind};
 use lasthop_policy::{PortEngine, engine_name};
 use lasthop_types::{fall_to, polled_by};
@@ -53,20 +53,23 @@ impl Core {
         let polls = engines.iter().filter(|engine| engine.kind == EngineKind::Poll && engine.cpu_ns.is_some());
         let polls: Vec<_> = polls.map(|engine| engine.cpus.parse::<u16>().ok()).collect();
         let shown = engines.iter().map(|engine| {
-            let mut ports: Vec<_> = engine.ports.iter().map(|id| self.name(*id)).collect();
             let cpu = engine.cpus.parse().ok();
-            if engine.kind == EngineKind::Poll
-                && let Some(nth) = polls.iter().position(|other| *other == cpu)
-            {
-                let infos = self.infos.values().filter(|info| self.falls_to(info, nth, &polls));
-                ports.extend(infos.map(|info| self.name(info.id)));
-            }
+            let nth = polls.iter().position(|other| *other == cpu);
+            let serves = |info: &&PortInfo| match engine.kind {
+                EngineKind::Poll => nth.is_some_and(|nth| self.falls_to(info, nth, &polls)),
+                EngineKind::Ports => self.is_own(info, &polls),
+                EngineKind::Helper => false,
+            };
+            let ports: Vec<_> = self.infos.values().filter(serves).map(|info| self.name(info.id)).collect();
             let kind = engine.kind.name();
             let name = match engine.kind {
                 EngineKind::Ports => kind.to_owned(),
                 _ => engine_name(kind, &engine.cpus),
             };
-            let (cpus, nodes, trouble) = (engine.cpus.clone(), engine.nodes.clone(), engine.trouble.clone());
+            // Where none of them has a thread of its own, or is to have one, nothing is wrong with where such threads run.
+            let concerns = engine.kind != EngineKind::Ports || !ports.is_empty();
+            let (cpus, nodes) = (engine.cpus.clone(), engine.nodes.clone());
+            let trouble = engine.trouble.clone().filter(|_| concerns);
             Engine { name, kind: kind.into(), cpus, nodes, cpu_ns: engine.cpu_ns, ports, trouble }
         });
         let engines = shown.collect();
@@ -74,9 +77,15 @@ impl Core {
         give(answer, EngineList { engines, poll, helper, ports, near, near_to });
     }
 
+    /// Whether the port's own thread looks after its rings, while it is not silent.
+    fn is_own(&self, port: &PortInfo, polls: &[Option<u16>]) -> bool {
+        let set = self.policy.settings(port.id).and_then(|settings| settings.engine);
+        (polls.is_empty() || set == Some(PortEngine::Ports)) && rings(port).next().is_some()
+    }
+
     /// Whether one of the port's rings from which packets come is polled by the core with this place among these CPUs, as the switch goes by it.
     fn falls_to(&self, port: &PortInfo, nth: usize, polls: &[Option<u16>]) -> bool {
-        let mut rings = port.queues.iter().filter(|queue| queue.enabled && queue.index % 2 == 1);
+        let mut rings = rings(port);
         let set = self.policy.settings(port.id).and_then(|settings| settings.engine);
         if set == Some(PortEngine::Ports) {
             return false;
@@ -87,4 +96,9 @@ impl Core {
             None => rings.any(|queue| fall_to(polled_by(port.id, queue.index), polls.len()) == nth),
         }
     }
+}
+
+/// Those from which packets come.
+fn rings(port: &PortInfo) -> impl Iterator<Item = &QueueInfo> {
+    port.queues.iter().filter(|queue| queue.enabled && queue.index % 2 == 1)
 }

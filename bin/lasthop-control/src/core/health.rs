@@ -327,7 +327,7 @@ fn not_up(port: &PortInfo) -> String {
         if let Some(why) = port.last_error.as_ref().filter(|error| error.of_memory) {
             return format!(
                 "its front-end has handed over no memory that could be taken; what was refused last: {}",
-                why.line
+                why.line.trim_start_matches("refused: ")
             );
         }
         let what = "its memory is not shared with lasthop: its driver has started, and the front-end has handed over no memory";

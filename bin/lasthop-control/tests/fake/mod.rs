@@ -343,7 +343,7 @@ impl Fake {
             // One core polls.
             ControlToSupervisor::EngineList { request } => {
                 let (kind, cpus, cpu_ns) = (EngineKind::Poll, "3".to_owned(), Some(2_000_000));
-                let engines = vec![EngineInfo { kind, cpus, nodes: None, cpu_ns, trouble: None, ports: Vec::new() }];
+                let engines = vec![EngineInfo { kind, cpus, nodes: None, cpu_ns, trouble: None }];
                 let set = ["3", "all", "all"].map(str::to_owned);
                 let near = "node".to_owned();
                 let engines = SupervisorToControl::Engines { request, engines, set, near, near_to: 2 };

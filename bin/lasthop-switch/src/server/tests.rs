@@ -14,11 +14,12 @@ fn server() -> (Server, OwnedFd) {
         not_idle: false,
         cgroup_accounting: false,
         drawn_timer: false,
+        idle_us: 10_000_000,
         patience_ms: (2, 10),
         max_guest_memory: 1 << 30,
         max_flows: 1000,
     };
-    (Server::new(given, told, Vec::new()).unwrap(), ours)
+    (Server::new(given, told, Vec::new(), Watches::new(64)).unwrap(), ours)
 }
 
 fn attach(server: &mut Server) -> ControlEnd {

@@ -166,6 +166,7 @@ impl RunArgs {
             not_idle: helper_class == "normal",
             cgroup_accounting: self.vm_cgroup,
             drawn_timer: tx_timer == "hyper-switch",
+            idle_us: self.scheduling.thread_idle.saturating_mul(1000),
             patience_ms: (congestion.0, congestion.1),
             max_guest_memory: self.max_guest_memory.and_then(Size::bytes).unwrap_or_else(host_memory),
             max_flows: self.device_rules.unwrap_or(MAX_FLOWS),
@@ -220,6 +221,9 @@ pub struct Scheduling {
     /// Microseconds a helper looks for more packets before it sleeps, and the most it does so while packets come often
     #[arg(long, value_name = "US[,US]", default_value = "5,50", value_parser = parse_hysteresis, allow_negative_numbers = true)]
     pub hysteresis: Pair,
+    /// Milliseconds after which the thread of a port that has nothing to do ends, until it has; 0: it stays
+    #[arg(long, value_name = "MS", default_value_t = 10_000, value_parser = parse_thread_idle)]
+    pub thread_idle: u32,
     /// The scheduling class of helpers. "normal": they compete with whatever else wants their core, instead of giving it up at once
     #[arg(long, value_name = "CLASS", default_value = "idle", value_parser = ["idle", "normal"])]
     pub helper_class: String,
@@ -304,6 +308,15 @@ fn parse_hysteresis(text: &str) -> Result<Pair, String> {
     match (number(base)?, number(limit)?) {
         (base, limit) if limit < base => Err(format!("{limit} is less than {base}; write the most it may be second")),
         (base, limit) => Ok(Pair(base, limit)),
+    }
+}
+
+/// A thread that is started for each packet costs more than one that sleeps.
+fn parse_thread_idle(text: &str) -> Result<u32, String> {
+    match text.parse() {
+        Ok(0) => Ok(0),
+        Ok(ms @ 100..=4_294_967) => Ok(ms),
+        _ => Err("write milliseconds, from 100 to 4294967, or 0: threads stay".into()),
     }
 }
 

@@ -23,6 +23,8 @@ pub struct CgroupAccounting {
     lifted: BTreeMap<u32, Lifted>,
     /// Ports of which that has been said.
     said: BTreeSet<u32>,
+    /// Processes in whose control groups ports' threads work, as the log has it: threads come and go.
+    placed: BTreeMap<u32, u32>,
 }
 
 /// What another program of this process goes on with: processes of VMs by ports, and ports of which something has been said.
@@ -83,6 +85,7 @@ impl CgroupAccounting {
         self.vms.remove(&port);
         self.lifted.remove(&port);
         self.said.remove(&port);
+        self.placed.remove(&port);
     }
 
     /// Puts the port's thread, which has just been started or works for another VM now, where it belongs. Its number is the
@@ -93,7 +96,9 @@ impl CgroupAccounting {
         let results = self.put(thread, &groups(of));
         self.lifted.remove(&port);
         if results.iter().any(Result::is_ok) {
-            info!("the thread of port {port} works in the control group of process {of}");
+            if self.placed.insert(port, of) != Some(of) {
+                info!("the thread of port {port} works in the control group of process {of}");
+            }
         } else if let Some(Err((file, error))) = results.first()
             && !std::mem::replace(&mut self.complained, true)
         {
@@ -109,6 +114,10 @@ impl CgroupAccounting {
     /// until [`CgroupAccounting::settle`] or for [`LIFTED`].
     pub fn lift(&mut self, port: u32, thread: Thread, now: Instant) {
         let until = now + LIFTED;
+        // It may have another one now.
+        if self.lifted.get(&port).is_some_and(|lifted| lifted.thread != thread) {
+            self.settle(port);
+        }
         match self.lifted.get_mut(&port) {
             Some(lifted) => lifted.until = until,
             None if self.vms.contains_key(&port) => {
@@ -132,6 +141,11 @@ impl CgroupAccounting {
         if let Some(Lifted { thread, from, .. }) = self.lifted.remove(&port) {
             self.put(thread, &from);
         }
+    }
+
+    /// The thread is about to end: what it still has to do, it does on our account, for it gives back memory, with a lock that the whole switch may wait for.
+    pub fn release(&self, thread: Thread) {
+        self.put(thread, &groups(std::process::id()));
     }
 
     /// Puts back who has been lifted for long enough: whoever waits may have been stopped, too.

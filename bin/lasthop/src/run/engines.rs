@@ -558,6 +558,7 @@ impl Supervisor {
     }
 
     fn tell_engines(&mut self, request: u64) {
+        let times = self.cpu_times().ports;
         let allowed = allowed_cpus().unwrap_or_default();
         let engines = &self.engines.now;
         let threads = self.switch.pid().map(of_engines).unwrap_or_default();
@@ -566,18 +567,16 @@ impl Supervisor {
             let times = thread.and_then(|(_, thread)| thread.times());
             let (cpu_ns, trouble) = (times.map(|(on_cpu, _)| on_cpu), trouble(kind, cpu, &allowed, times));
             let nodes = self.followed.nodes(&std::iter::once(cpu).collect());
-            EngineInfo { kind, cpus: cpu.to_string(), nodes, cpu_ns, trouble, ports: Vec::new() }
+            EngineInfo { kind, cpus: cpu.to_string(), nodes, cpu_ns, trouble }
         };
         let mut all: Vec<_> = engines.poll.iter().map(|cpu| on(EngineKind::Poll, cpu)).collect();
         all.extend(self.for_switch.helpers.iter().map(|cpu| on(EngineKind::Helper, *cpu)));
-        let times = self.cpu_times().ports;
-        let (ports, cpu): (Vec<_>, Vec<u64>) = times.into_iter().unzip();
         let cpus = engines.of_threads().unwrap_or_else(|| allowed.clone());
         let (cpus, nodes) = (cpus.to_string(), self.followed.nodes(&cpus));
         // Cores that poll may have them all.
-        let cpu_ns = (engines.poll.is_empty() || !ports.is_empty()).then(|| cpu.iter().sum());
-        let trouble = engines.trouble_of_ports(&allowed).filter(|_| !ports.is_empty());
-        all.push(EngineInfo { kind: EngineKind::Ports, cpus, nodes, cpu_ns, trouble, ports });
+        let cpu_ns = (engines.poll.is_empty() || !times.is_empty()).then(|| times.iter().map(|(_, ns)| ns).sum());
+        let trouble = engines.trouble_of_ports(&allowed);
+        all.push(EngineInfo { kind: EngineKind::Ports, cpus, nodes, cpu_ns, trouble });
         let (set, near) = (engines.shown(), engines.near.name().to_owned());
         let near_to = u32::try_from(self.followed.places_to_be()).unwrap_or(u32::MAX);
         self.control.send(SupervisorToControl::Engines { request, engines: all, set, near, near_to }, None);

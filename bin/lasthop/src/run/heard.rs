@@ -10,7 +10,7 @@ use super::uplink::Uplink;
 use lasthop_ipc::SwitchToSupervisor;
 use lasthop_management_ipc::{ControlToSupervisor, SupervisorToControl};
 use lasthop_policy::Batch;
-use lasthop_types::PortId;
+use lasthop_types::{PortId, ThreadNews};
 use std::time::Instant;
 use tracing::warn;
 
@@ -28,7 +28,7 @@ impl Supervisor {
                     self.switch.set_ready();
                     self.announce();
                 }
-                SwitchToSupervisor::Thread(port, thread) => self.hear_thread(port, thread),
+                SwitchToSupervisor::Thread(port, news) => self.hear_thread(port, news),
                 SwitchToSupervisor::Log(line) => self.write_for_switch(&line, Instant::now()),
                 SwitchToSupervisor::ControlBroke(what) => {
                     warn!("lasthop-control {what}; killing it");
@@ -66,11 +66,20 @@ impl Supervisor {
     }
 
     /// The switch's word: of ports that are none nothing is kept, or it could have us keep as much as it likes.
-    pub(super) fn hear_thread(&mut self, port: PortId, thread: i32) {
+    pub(super) fn hear_thread(&mut self, port: PortId, news: ThreadNews) {
         if !self.ports.contains_key(&port.0) && !self.uplinks.contains_key(&port.0) {
             return;
         }
-        self.port_threads.started(port.0, thread);
+        // It is told at each attempt.
+        let is_known = self.port_threads.refused(port.0).is_some();
+        let ends = self.port_threads.of(port.0, self.switch.pid()).filter(|_| news.thread == 0);
+        if let (Some(cgroup_accounting), Some(thread)) = (&self.cgroup_accounting, ends) {
+            cgroup_accounting.release(thread);
+        }
+        self.port_threads.heard(port.0, news);
+        if let Some(why) = self.port_threads.refused(port.0).filter(|_| !is_known) {
+            warn!("port {}: {why}", self.name_of_port(port.0));
+        }
         if let (Some(cgroup_accounting), Some(thread)) =
             (&mut self.cgroup_accounting, self.port_threads.of(port.0, self.switch.pid()))
         {

@@ -3,7 +3,6 @@
 
 pub mod law;
 
-use super::port_threads::Thread;
 use super::supervisor::Supervisor;
 use super::threads::{EngineTimes, process_ns};
 use lasthop_ipc::RateLimit;
@@ -305,9 +304,10 @@ impl Supervisor {
         }
         let engines_ns = self.cpu_bounds.engines.cpu_ns(self.switch.pid(), now);
         for work in from {
-            let thread = self.port_threads.of(work.port.0, self.switch.pid()).filter(|_| !self.is_polled(work.port));
-            let time = |thread: Thread| Some((thread.number, thread.cpu_ns()?));
-            self.look_at(Way::From, work, (thread.and_then(time), engines_ns), now);
+            // That of its threads together: one that ends takes nothing along.
+            let own = Some(work.port).filter(|port| !self.is_polled(*port)).and_then(|p| self.time_of_threads(p.0));
+            let own = self.switch.pid().zip(own).map(|(pid, ns)| (pid as i32, ns));
+            self.look_at(Way::From, work, (own, engines_ns), now);
         }
         // Whoever copied worked for others as well: what the clock said counts, which goes on while a thread is interrupted, and no more than the whole switch took.
         let switch = self.switch.pid().filter(|_| !to.is_empty()).map(|pid| (pid as i32, process_ns(pid)));

@@ -346,7 +346,8 @@ impl Followed {
     fn look(&mut self, port: u32, threads: Threads<'_>, now: Instant) -> bool {
         let (on, thread) = (self.is_on(), threads.of(port));
         let Some(vm) = self.vms.get_mut(&port) else { return false };
-        vm.has_thread = thread.is_some();
+        // That of a silent port has ended, and the next one is put where it was.
+        vm.has_thread = thread.is_some() || vm.has_thread && !threads.is_polled(port);
         let over = vm.gone || vm.until.is_some_and(|until| until <= now);
         let is_seen = on && vm.process != 0 && !vm.gone && vm.until.is_none();
         let worked = is_seen && vm.has_worked(thread, threads.is_polled(port), &self.hierarchies, now);

@@ -178,7 +178,9 @@ impl Supervisor {
     /// Tells control what keeps front-ends from ports, as far as that has changed.
     pub(super) fn tell_faults(&mut self) {
         for port in self.ports.values_mut() {
-            if let Some(fault) = port.fault_news(self.sessions.trouble(port.config.id)) {
+            let id = port.config.id;
+            let trouble = self.sessions.trouble(id).or_else(|| self.port_threads.refused(id.0));
+            if let Some(fault) = port.fault_news(trouble) {
                 self.control.send(SupervisorToControl::PortFault { port: port.config.id, fault }, None);
             }
         }

@@ -24,8 +24,14 @@ impl Supervisor {
         self.control.send(SupervisorToControl::CpuTimes { request, times, replaced, host }, None);
     }
 
+    /// Processor time of the port's threads.
+    pub(super) fn time_of_threads(&mut self, port: u32) -> Option<u64> {
+        let process = self.switch.pid()?;
+        self.port_threads.time(port, |number| Thread { process, number }.cpu_ns())
+    }
+
     /// What has been used so far. Threads are read before their process, so that they never have used more than it has.
-    pub(super) fn cpu_times(&self) -> CpuTimes {
+    pub(super) fn cpu_times(&mut self) -> CpuTimes {
         let mut times = CpuTimes {
             control_ns: self.control.pid().map_or(0, process_ns),
             uplinks_ns: self.uplinks.values().flat_map(|uplink| uplink.pids()).map(process_ns).sum(),
@@ -34,8 +40,8 @@ impl Supervisor {
             ..CpuTimes::default()
         };
         let Some(process) = self.switch.pid() else { return times };
-        let time = |(port, number): (u32, i32)| Some((PortId(port), Thread { process, number }.cpu_ns()?));
-        times.ports = self.port_threads.iter().filter_map(time).collect();
+        let ports = self.port_threads.ports().into_iter();
+        times.ports = ports.filter_map(|port| Some((PortId(port), self.time_of_threads(port)?))).collect();
         times.main_ns = Thread { process, number: process as i32 }.cpu_ns().unwrap_or(0);
         times.helpers_ns = of_engines(process).into_iter().filter_map(|(_, thread)| thread.cpu_ns()).sum();
         times.switch_ns = process_ns(process);

@@ -14,7 +14,7 @@ use super::uplink::Switch;
 use lasthop_ipc::{SupervisorToSwitch, SwitchToSupervisor, ring_pair};
 use lasthop_management_ipc::{ControlToSupervisor, NewProcess, NotReplaced, Processes, SupervisorToControl, Upgraded};
 use lasthop_session_ipc::Step;
-use lasthop_types::PortId;
+use lasthop_types::{PortId, ThreadNews};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -121,7 +121,7 @@ pub(super) struct Upgrade {
     /// For how long each port's packets did not move, in nanoseconds.
     pauses: BTreeMap<u32, Option<u64>>,
     /// Threads of ports in the switch to come.
-    threads: BTreeMap<u32, i32>,
+    threads: BTreeMap<u32, ThreadNews>,
     until: Instant,
     /// While rings stand still: for how long all else waits.
     hurries: Option<Instant>,
@@ -342,9 +342,9 @@ impl Supervisor {
                 self.take_step(Step::Prepare);
             }
             // Its word: of ports that are none nothing is kept.
-            SwitchToSupervisor::Thread(port, thread) => {
+            SwitchToSupervisor::Thread(port, news) => {
                 if upgrade.ports.contains(&port.0) {
-                    upgrade.threads.insert(port.0, thread);
+                    upgrade.threads.insert(port.0, news);
                 }
             }
             // A port that is not prepared yet may stay behind; its session process will say so, or that it cannot go.
@@ -465,8 +465,8 @@ impl Supervisor {
         // First: where threads may run depends on it.
         engines.into_iter().for_each(|engines| self.take_on(engines));
         self.port_threads.forget_all();
-        for (port, thread) in threads {
-            self.hear_thread(PortId(port), thread);
+        for (port, news) in threads {
+            self.hear_thread(PortId(port), news);
         }
         self.take_step(Step::Leave);
     }

@@ -276,7 +276,7 @@ impl<S: Switch> Session<S> {
                 {
                     return Err(error);
                 }
-                self.ask(Ask::Refused { line: error.to_string(), of_memory }, None)
+                self.ask(Ask::Refused { line: format!("refused: {error}"), of_memory }, None)
                     .map_err(|_| SessionError::SwitchGone)?;
                 self.transport.reply(code, 1u64.as_bytes(), None)
             }

@@ -299,7 +299,7 @@ fn a_running_ring_cannot_be_changed() {
         front.set_addr(0, USER, USER + 0x1000, USER + 0x2000).unwrap();
     });
     assert!(rig.events.iter().any(
-        |e| matches!(e, Event::Refused { line, of_memory: false } if line.starts_with("SET_VRING_ADDR of ring 0: "))
+        |e| matches!(e, Event::Wrong { line, of_memory: false } if line.starts_with("refused: SET_VRING_ADDR of ring 0: "))
     ));
     assert_eq!(rig.state(0), RingState::Running);
 }
@@ -373,7 +373,7 @@ fn memory_comes_and_goes_by_slots() {
     assert_eq!(rig.session.memory().total_bytes(), SIZE + 19 * 4096);
     rig.drive(|front, ram| front.set_mem_table(&[(region(), ram.as_fd())]).unwrap());
     assert_eq!(rig.session.memory().regions().count(), 1);
-    let refused: Vec<_> = rig.events.iter().filter(|e| matches!(e, Event::Refused { .. })).collect();
+    let refused: Vec<_> = rig.events.iter().filter(|e| matches!(e, Event::Wrong { .. })).collect();
     assert_eq!(refused.len(), 2);
 }
 
@@ -406,8 +406,8 @@ fn a_bad_table_leaves_the_old_one() {
         assert!(front.set_mem_table(&[(RegionSpec { guest_addr: u64::MAX - 1, ..region() }, ram.as_fd())]).is_err());
     });
     assert_eq!(rig.session.memory().regions().collect::<Vec<_>>(), [region()]);
-    let overlaps = format!("SET_MEM_TABLE: {}", lasthop_guestmem::MapError::Overlaps(GUEST));
-    assert!(rig.events.iter().any(|e| matches!(e, Event::Refused { line, of_memory: true } if *line == overlaps)));
+    let overlaps = format!("refused: SET_MEM_TABLE: {}", lasthop_guestmem::MapError::Overlaps(GUEST));
+    assert!(rig.events.iter().any(|e| matches!(e, Event::Wrong { line, of_memory: true } if *line == overlaps)));
 }
 
 #[test]

@@ -135,7 +135,7 @@ fn every_message_of_a_negotiation() {
         let count = |f: fn(&Event) -> bool| events.iter().filter(|e| f(e)).count();
         assert_eq!(count(|e| matches!(e, Event::Kick { fd: Some(_), .. })), 4);
         assert_eq!(count(|e| matches!(e, Event::Failed { queue: 2 | 3, .. })), 2);
-        assert_eq!(count(|e| matches!(e, Event::Refused { .. })), 2);
+        assert_eq!(count(|e| matches!(e, Event::Wrong { .. })), 2);
         assert_eq!(count(|e| matches!(e, Event::Stopped { .. })), 4);
     }
 }

@@ -84,7 +84,7 @@ impl Bench {
 
     fn nothing_was_refused(&self) {
         let bad: Vec<_> =
-            self.events.iter().filter(|e| matches!(e, Event::Refused { .. } | Event::Failed { .. })).collect();
+            self.events.iter().filter(|e| matches!(e, Event::Wrong { .. } | Event::Failed { .. })).collect();
         assert!(bad.is_empty(), "{bad:?}");
     }
 }

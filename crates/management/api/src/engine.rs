@@ -15,7 +15,7 @@ pub struct Engine {
     /// NUMA nodes of these CPUs, as people write lists; none where the host has one.
     #[serde(default)]
     pub nodes: Option<String>,
-    /// Processor time, in nanoseconds, that its threads have used since the switch was started; none if there is no thread.
+    /// Processor time, in nanoseconds, that its threads have used since the switch was started; none until it has had one.
     pub cpu_ns: Option<u64>,
     /// Ports whose rings it serves. Which of them a helper has at the moment is not told.
     pub ports: Vec<String>,

@@ -66,8 +66,8 @@ pub struct Port {
     pub to_guest: Totals,
     /// Packets taken from the guest that wait for control.
     pub waiting: u64,
-    /// Processor time of the port's own thread, in nanoseconds, since the switch process started; none while it has no
-    /// thread.
+    /// Processor time of the port's own thread and of those before it, in nanoseconds, since the switch process started; none
+    /// until it has had one.
     pub cpu_ns: Option<u64>,
     /// Nanoseconds on the clock in which packets were written to its guest's buffers, whoever sent them.
     #[serde(default)]

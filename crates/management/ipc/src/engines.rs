@@ -1,6 +1,5 @@
 //! Engines: CPUs on which ports' work is done, and who does it there.
 
-use lasthop_types::PortId;
 use serde::{Deserialize, Serialize};
 
 /// Who does ports' work on a CPU.
@@ -63,6 +62,4 @@ pub struct EngineInfo {
     pub cpu_ns: Option<u64>,
     /// Why it does not do what it is for, or does it badly, if that is so.
     pub trouble: Option<String>,
-    /// Ports that have a thread of their own, for that kind.
-    pub ports: Vec<PortId>,
 }

@@ -1,7 +1,7 @@
 //! What the supervisor says to the switch and hears from it.
 
 use lasthop_sys::sandbox::Confinement;
-use lasthop_types::{LogLine, MAX_QUEUE_PAIRS, PortId};
+use lasthop_types::{LogLine, MAX_QUEUE_PAIRS, PortId, ThreadNews};
 use serde::{Deserialize, Serialize};
 
 /// A limit of a port; the default is none.
@@ -45,6 +45,8 @@ pub struct SwitchSettings {
     pub cgroup_accounting: bool,
     /// The transmit timer is started as the thesis' figure 4.3 draws it.
     pub drawn_timer: bool,
+    /// Microseconds without work after which a port's thread ends; 0: it stays.
+    pub idle_us: u32,
     /// Milliseconds that packets wait for receivers without buffers: alone, and with others behind them.
     pub patience_ms: (u32, u32),
     /// Most memory that one front-end may have mapped, in bytes.
@@ -86,8 +88,8 @@ pub enum SwitchToSupervisor {
         /// One line for the log.
         reason: String,
     },
-    /// The port has a thread of its own now, with this number.
-    Thread(PortId, i32),
+    /// What has become of the port's threads.
+    Thread(PortId, ThreadNews),
     /// Control has written what cannot be into the rings, which is not read any further: it has to be replaced. What it was, for the log.
     ControlBroke(String),
     /// A line for the log: the switch writes none itself.

@@ -1,6 +1,6 @@
 //! Waiting for many descriptors (epoll(7)).
 
-use rustix::event::epoll;
+use rustix::event::{PollFd, PollFlags, epoll, poll};
 use rustix::io::Errno;
 use rustix::time::Timespec;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -40,6 +40,11 @@ impl Epoll {
     /// Stops watching `fd`. Closing every copy of a descriptor does the same, but peers keep copies.
     pub fn delete(&self, fd: impl AsFd) -> Result<(), Errno> {
         epoll::delete(&self.0, fd)
+    }
+
+    /// Whether something is ready, which it still is for whoever waits next.
+    pub fn is_ready(&self) -> bool {
+        poll(&mut [PollFd::new(&self.0, PollFlags::IN)], Some(&Timespec::default())) == Ok(1)
     }
 
     /// Waits until something is ready or the time is over (`None`: for ever). What is (one that hung up or failed, too)
@@ -88,6 +93,19 @@ mod tests {
             assert_eq!(ready, [5]);
             epoll.wait(&mut ready, Some(Duration::ZERO)).unwrap();
             assert_eq!(ready, []);
+        }
+    }
+
+    #[test]
+    fn a_look_takes_nothing_away() {
+        let (epoll, event, mut ready) = (Epoll::new().unwrap(), EventFd::new().unwrap(), Vec::new());
+        epoll.add(&event, 5, Trigger::Edge).unwrap();
+        for _ in 0..3 {
+            assert!(!epoll.is_ready());
+            event.signal();
+            assert!(epoll.is_ready() && epoll.is_ready());
+            epoll.wait(&mut ready, Some(Duration::ZERO)).unwrap();
+            assert_eq!(ready, [5]);
         }
     }
 

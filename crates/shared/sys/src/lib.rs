@@ -29,6 +29,7 @@ mod signal_cost;
 mod socket;
 #[cfg(any(test, feature = "supervisor"))]
 mod tap;
+mod watches;
 
 #[cfg(any(test, feature = "supervisor"))]
 pub use affinity::{CpuList, ParseCpusError};
@@ -51,8 +52,9 @@ pub use process::{
 pub use pulse::{Beat, map_pulse};
 #[cfg(any(test, feature = "supervisor"))]
 pub use pulse::{Pulse, Sign};
-pub use sched::{Prompter, TimerFd, bind_current_thread, current_thread, set_idle};
+pub use sched::{Prompter, TimerFd, bind_current_thread, current_thread, set_idle, thread_time_ns};
 pub use shared::SharedWords;
 pub use socket::{receive_with_fds, send_with_fds};
 #[cfg(any(test, feature = "supervisor"))]
 pub use tap::make_tap;
+pub use watches::Watches;

@@ -43,19 +43,19 @@ const UNKNOWN_FLAGS: u32 = 1 << 31;
 /// `struct iocb` of linux/aio_abi.h, as little-endian machines have it.
 #[repr(C)]
 #[derive(Default)]
-struct Iocb {
-    data: u64,
-    key: u32,
-    rw_flags: u32,
-    opcode: u16,
-    priority: i16,
-    file: u32,
-    buffer: u64,
-    bytes: u64,
-    offset: i64,
-    reserved: u64,
-    flags: u32,
-    event: u32,
+pub(crate) struct Iocb {
+    pub(crate) data: u64,
+    pub(crate) key: u32,
+    pub(crate) rw_flags: u32,
+    pub(crate) opcode: u16,
+    pub(crate) priority: i16,
+    pub(crate) file: u32,
+    pub(crate) buffer: u64,
+    pub(crate) bytes: u64,
+    pub(crate) offset: i64,
+    pub(crate) reserved: u64,
+    pub(crate) flags: u32,
+    pub(crate) event: u32,
 }
 const _: () = assert!(size_of::<Iocb>() == 64 && cfg!(target_endian = "little"));
 
@@ -71,8 +71,9 @@ struct AioRing {
     incompatible: AtomicU32,
 }
 
-/// One context for the whole process, made once and never undone.
-struct Context {
+/// A context, made once and never undone.
+#[derive(Debug)]
+pub(crate) struct Context {
     /// The kernel names a context by where its ring lies.
     ring: NonNull<AioRing>,
     /// From which nothing is read.
@@ -85,6 +86,7 @@ unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
 
+/// By which all peers' events are signalled.
 static CONTEXT: OnceLock<Result<Context, Errno>> = OnceLock::new();
 
 /// Why peers' events cannot be signalled in this process, or not by this descriptor.
@@ -110,14 +112,12 @@ pub fn prepare_peer_events(threads: u32) -> Result<(), PeerEventError> {
 }
 
 fn context(operations: u32) -> Result<&'static Context, PeerEventError> {
-    CONTEXT.get_or_init(|| Context::new(operations)).as_ref().map_err(|e| match *e {
-        Errno::AGAIN => PeerEventError::Exhausted,
-        e => PeerEventError::NoAio(e),
-    })
+    let why = |e: &Errno| if *e == Errno::AGAIN { PeerEventError::Exhausted } else { PeerEventError::NoAio(*e) };
+    CONTEXT.get_or_init(|| Context::new(operations)).as_ref().map_err(why)
 }
 
 impl Context {
-    fn new(operations: u32) -> Result<Self, Errno> {
+    pub(crate) fn new(operations: u32) -> Result<Self, Errno> {
         // An eventfd refuses to read less than eight bytes, which is the quickest way to complete.
         let source = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let mut id: libc::c_ulong = 0;
@@ -141,28 +141,26 @@ impl Context {
         unsafe { self.ring.as_ref() }
     }
 
-    fn submit(&self, event: BorrowedFd<'_>, rw_flags: u32) -> Result<(), Errno> {
-        let mut operation = Iocb {
-            opcode: IOCB_CMD_PREAD,
-            rw_flags,
-            file: self.source.as_raw_fd().cast_unsigned(),
-            flags: IOCB_FLAG_RESFD,
-            event: event.as_raw_fd().cast_unsigned(),
-            ..Iocb::default()
-        };
+    /// As the kernel names it.
+    pub(crate) fn id(&self) -> usize {
+        self.ring.as_ptr().expose_provenance()
+    }
+
+    pub(crate) fn submit(&self, mut operation: Iocb) -> Result<(), Errno> {
         let mut list = [&raw mut operation];
-        let id = self.ring.as_ptr().expose_provenance();
-        // SAFETY: one pointer to one operation, both of which live until the call returns; the kernel keeps neither, and the
-        // operation names no memory.
-        let taken = unsafe { libc::syscall(libc::SYS_io_submit, id, 1 as libc::c_long, list.as_mut_ptr()) };
+        // SAFETY: one pointer to one operation, both of which live until the call returns; the kernel keeps neither, and the operation names no memory: it
+        // reads nothing, or is a poll (`watches.rs`), whose `buffer` is no address.
+        let taken = unsafe { libc::syscall(libc::SYS_io_submit, self.id(), 1 as libc::c_long, list.as_mut_ptr()) };
         if taken == 1 { Ok(()) } else { Err(crate::sched::last_errno()) }
     }
 
-    /// [`Context::submit`], with room for its completion made when there is none.
+    /// Has an operation completed that signals `event`. Room for its completion is made when there is none.
     #[inline]
-    fn submit_with_room(&self, event: BorrowedFd<'_>, flags: u32) -> Result<(), Errno> {
+    fn signal(&self, event: BorrowedFd<'_>, rw_flags: u32) -> Result<(), Errno> {
+        let (opcode, flags, file) = (IOCB_CMD_PREAD, IOCB_FLAG_RESFD, self.source.as_raw_fd().cast_unsigned());
+        let event = event.as_raw_fd().cast_unsigned();
         for n in 0..TRIES {
-            match self.submit(event, flags) {
+            match self.submit(Iocb { opcode, rw_flags, file, flags, event, ..Iocb::default() }) {
                 Err(Errno::AGAIN) => {
                     let AioRing { head, tail, .. } = self.ring();
                     head.store(tail.load(Ordering::Acquire), Ordering::Release);
@@ -203,8 +201,7 @@ impl Drop for OwedSignal {
         // First: what is owed from now on needs another one.
         self.0.owed.store(false, Ordering::Release);
         if let Some(Ok(context)) = CONTEXT.get() {
-            let took =
-                self.0.fd.aside().signal_cost.signal_aside(|| _ = context.submit_with_room(self.0.fd.as_fd(), 0));
+            let took = self.0.fd.aside().signal_cost.signal_aside(|| _ = context.signal(self.0.fd.as_fd(), 0));
             if took > Duration::from_millis(1) {
                 // All of this is a core's time, with interrupts off.
                 std::thread::sleep((took * SHARE).min(PAUSE));
@@ -217,7 +214,7 @@ impl PeerEvent {
     /// Takes a descriptor that a peer sent, if it is an eventfd. Nothing is done to it.
     pub fn new(fd: impl Into<Foreign>) -> Result<Self, PeerEventError> {
         let fd = fd.into();
-        match context(SIGNALLING_THREADS)?.submit_with_room(fd.as_fd(), UNKNOWN_FLAGS) {
+        match context(SIGNALLING_THREADS)?.signal(fd.as_fd(), UNKNOWN_FLAGS) {
             Err(Errno::OPNOTSUPP) => Ok(Self(Arc::new(Event { fd, owed: AtomicBool::new(false) }))),
             _ => Err(PeerEventError::NotAnEvent),
         }
@@ -230,7 +227,7 @@ impl PeerEvent {
         let Event { fd, owed } = &*self.0;
         let cost = &fd.aside().signal_cost;
         if !cost.is_slow() {
-            cost.signal(|| _ = context.submit_with_room(fd.as_fd(), 0));
+            cost.signal(|| _ = context.signal(fd.as_fd(), 0));
         } else if !owed.swap(true, Ordering::AcqRel) {
             fd.aside().drop_aside(OwedSignal(self.0.clone()));
         }

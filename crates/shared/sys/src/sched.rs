@@ -3,13 +3,20 @@
 use rustix::io::Errno;
 use rustix::thread::{CpuSet, gettid, sched_setaffinity};
 use rustix::time::{
-    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
+    ClockId, Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, clock_gettime, timerfd_create,
+    timerfd_settime,
 };
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
 /// The calling thread, as the kernel numbers it.
 pub fn current_thread() -> i32 {
     gettid().as_raw_nonzero().get()
+}
+
+/// Processor time that the calling thread has used, in nanoseconds.
+pub fn thread_time_ns() -> u64 {
+    Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).map_or(0, |used| used.as_nanos() as u64)
 }
 
 /// Lets a thread (0: the calling one, the only one that the sandbox allows) run only on cycles that nobody else wants
@@ -82,7 +89,7 @@ impl AsFd for TimerFd {
 mod tests {
     use super::*;
     use crate::{Epoll, Trigger};
-    use std::time::{Duration, Instant};
+    use std::time::Instant;
 
     #[test]
     fn another_thread_is_made_idle_and_normal_again() {

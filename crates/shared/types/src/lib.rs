@@ -24,6 +24,17 @@ impl std::fmt::Display for PortId {
     }
 }
 
+/// What has become of a port's threads, of which it has one at a time.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ThreadNews {
+    /// The number of the one that there is; 0: there is none.
+    pub thread: i32,
+    /// Nanoseconds of processor time that those before it have used together.
+    pub used_ns: u64,
+    /// Why one that is to begin could not be started.
+    pub refused: Option<String>,
+}
+
 /// Which of `count` equals a ring with this hash falls to: the upper half of a product, as good as a remainder, and cheaper.
 pub fn fall_to(hash: u64, count: usize) -> usize {
     ((hash >> 32).wrapping_mul(count as u64) >> 32) as usize

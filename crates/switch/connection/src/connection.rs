@@ -77,7 +77,11 @@ impl Connection {
             Some((bytes, regions)) => {
                 wait.next = now + LOOK;
                 if now.saturating_duration_since(wait.since) >= LONG && !std::mem::replace(&mut wait.told, true) {
-                    events.push(Event::Waits { bytes, regions });
+                    let line = format!(
+                        "the front-end's requests wait: with memory that it has replaced and the kernel has not unmapped yet, {} MiB in {regions} regions are mapped; if it changes its memory all the time, end it",
+                        bytes >> 20
+                    );
+                    events.push(Event::Wrong { line, of_memory: false });
                 }
             }
             None => {

@@ -30,10 +30,8 @@ pub enum Event {
     Announce(Vec<u8>),
     /// The front-end told the guest this MTU, in bytes without link-layer headers.
     Mtu(u16),
-    /// The session process waits for its answer: so much is mapped, with what was let go of and is not unmapped yet.
-    Waits { bytes: u64, regions: usize },
-    /// A request was answered with a failure; the connection goes on. One line for the log.
-    Refused { line: String, of_memory: bool },
+    /// A request was answered with a failure, or waits for long; the connection goes on. One line for the log.
+    Wrong { line: String, of_memory: bool },
 }
 
 /// Why a connection ended. The text is the line for the log.
@@ -145,7 +143,7 @@ impl Rings {
             Ask::Announce(frame) => events.push(Event::Announce(frame)),
             Ask::Mtu(mtu) if mtu < MIN_MTU => return Err(End::rules("no MTU is so small")),
             Ask::Mtu(mtu) => events.push(Event::Mtu(mtu)),
-            Ask::Refused { line, of_memory } => events.push(Event::Refused { line: readable(&line), of_memory }),
+            Ask::Refused { line, of_memory } => events.push(Event::Wrong { line: readable(&line), of_memory }),
             Ask::End { why, closed, of_memory } => return Err(End::Said { why: readable(&why), closed, of_memory }),
             Ask::Ring(ring, ask) => return self.about_ring(ring, ask, fds.pop(), events),
         }

@@ -5,7 +5,7 @@ use crate::rate::Meter;
 use lasthop_flow::FlowTable;
 use lasthop_lock::Lock;
 use lasthop_sys::EventFd;
-use lasthop_types::{CacheFigures, Counter, Level, LogLine, PortId};
+use lasthop_types::{CacheFigures, Counter, Level, LogLine, PortId, ThreadNews};
 use lasthop_virtqueue::Patience;
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -30,12 +30,14 @@ pub struct Datapath {
     flows: FlowTable,
     /// What each thread's flow cache counts.
     caches: Lock<Vec<Weak<CacheFigures<Counter>>>>,
-    /// Signalled when there is something for the main thread: a miss to tell control of, a ring that broke, a line for the log.
+    /// Signalled when there is something for the main thread: a miss to tell control of, a ring that broke, a line for the log, a thread that has begun or ended.
     news: EventFd,
     missed: AtomicBool,
     broken: Lock<Vec<(PortId, u16)>>,
     /// Lines for the log that wait to be sent, by port.
     lines: Lock<BTreeMap<PortId, VecDeque<LogLine>>>,
+    /// News of ports' threads that wait to be sent, one of each port, the oldest first; signal [`Datapath::news`] after a change.
+    pub threads: Lock<VecDeque<(PortId, ThreadNews)>>,
     control_answers: AtomicBool,
     pub(crate) patience_ns: Patience,
     started: Instant,
@@ -54,6 +56,7 @@ impl Datapath {
             missed: AtomicBool::new(false),
             broken: Lock::default(),
             lines: Lock::default(),
+            threads: Lock::default(),
             control_answers: AtomicBool::new(false),
             patience_ns: Patience {
                 pace: ns(patience_ms.pace),

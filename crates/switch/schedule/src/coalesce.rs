@@ -23,7 +23,7 @@ pub(crate) struct Coalescing {
     helpers: Arc<Helpers>,
     /// Helper that sends the deferred interrupt when the guest blocks.
     told: AtomicUsize,
-    /// The one that polls the port's rings; nobody: the port has a thread, which waits for the timer.
+    /// The one that polls the port's rings; nobody: the port has a ring of its own, and its thread, or the one to come, waits for the timer.
     pub(crate) poller: AtomicUsize,
     /// When the first is due of the interrupts that are held back. Whoever changes it from [`NEVER`] has somebody look then. Relaxed: it is brought
     /// forward with the lock of a receive timer held, and put back to never before all of these are locked and looked at.

@@ -1,6 +1,5 @@
 //! What `lasthop run` tells the switch where nobody says otherwise: for the simulator, and for tests. The switch is told.
 
-use crate::Settings;
 use crate::policy::{Batch, Hysteresis};
 
 impl Default for Batch {
@@ -18,19 +17,26 @@ impl Default for Hysteresis {
     }
 }
 
-impl Default for Settings {
+#[cfg(test)]
+impl Default for crate::Settings {
     /// Ports' own threads, and nothing beside them.
     fn default() -> Self {
-        let (view, prompter, hysteresis) = (None, None, Hysteresis::default());
-        Self {
-            helpers: Vec::new(),
-            poll: Vec::new(),
-            hysteresis,
-            view,
-            prompter,
-            not_idle: false,
-            drawn_timer: false,
-            cgroup_accounting: false,
-        }
+        Self { told: told(), view: None, prompter: None, watches: lasthop_sys::Watches::new(64) }
+    }
+}
+
+#[cfg(test)]
+pub(crate) fn told() -> lasthop_ipc::SwitchSettings {
+    lasthop_ipc::SwitchSettings {
+        helpers: Vec::new(),
+        poll: Vec::new(),
+        hysteresis_us: (5, 50),
+        not_idle: false,
+        cgroup_accounting: false,
+        drawn_timer: false,
+        patience_ms: (2, 10),
+        max_guest_memory: 0,
+        idle_us: 10_000_000,
+        max_flows: 1,
     }
 }

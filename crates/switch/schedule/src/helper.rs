@@ -7,7 +7,8 @@
 use crate::boosted::Boosted;
 use crate::mailbox::Mailbox;
 use crate::owned_ring::OwnedRing;
-use crate::policy::{Arrivals, BackOff, Core, Turn, Turns, Vm, choose_core};
+use crate::policy::{Arrivals, BackOff, Core, Hysteresis, Turn, Turns, Vm, choose_core};
+use crate::silence::Silent;
 use crate::workers::Settings;
 use lasthop_forward::{CACHE_ENTRIES, Datapath, Forwarder, Port};
 use lasthop_lock::{Lock, WaitNotice};
@@ -17,7 +18,6 @@ use lasthop_types::{Level, POLLED_NOWHERE, PortId, fall_to, polled_by};
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::thread::JoinHandle;
 
 /// A round that takes longer has been interrupted, or has moved packets.
 const ROUND_NS: u64 = 5_000;
@@ -43,6 +43,9 @@ pub(crate) struct Helpers {
     all: Vec<Helper>,
     pub(crate) datapath: Arc<Datapath>,
     pub(crate) settings: Settings,
+    /// How long they look for more before they sleep.
+    pub(crate) hysteresis: Hysteresis,
+    pub(crate) silent: Lock<Silent>,
     /// What all ports' threads have found, together.
     arrivals: Lock<Arrivals>,
 }
@@ -70,25 +73,20 @@ enum Letter {
 
 impl Helpers {
     pub(crate) fn new(datapath: Arc<Datapath>, settings: Settings) -> io::Result<Self> {
-        let helpers = settings.helpers.iter().filter(|_| settings.prompter.is_some());
-        let cpus = helpers.map(|cpu| (*cpu, false)).chain(settings.poll.iter().map(|cpu| (*cpu, true)));
+        let (base_ns, limit_ns) = settings.told.hysteresis_us;
+        let hysteresis = Hysteresis { base_ns: u64::from(base_ns) * 1000, limit_ns: u64::from(limit_ns) * 1000 };
+        let helpers = settings.told.helpers.iter().filter(|_| settings.prompter.is_some());
+        let cpus = helpers.map(|cpu| (*cpu, false)).chain(settings.told.poll.iter().map(|cpu| (*cpu, true)));
         let helper = |(cpu, polls)| {
-            Ok(Helper {
-                cpu,
-                polls,
-                mailbox: Mailbox::new()?,
-                beat_ns: AtomicU64::new(ASLEEP),
-                thread: OnceLock::new(),
-                boosted: Boosted::default(),
-                back_off: Lock::default(),
-            })
+            let (mailbox, beat_ns, thread) = (Mailbox::new()?, AtomicU64::new(ASLEEP), OnceLock::new());
+            Ok(Helper { cpu, polls, mailbox, beat_ns, thread, boosted: Boosted::default(), back_off: Lock::default() })
         };
         let all = cpus.map(helper).collect::<io::Result<_>>()?;
-        Ok(Self { all, datapath, settings, arrivals: Lock::default() })
+        Ok(Self { all, datapath, settings, hysteresis, silent: Lock::default(), arrivals: Lock::default() })
     }
 
     /// Starts their threads, each bound to its core.
-    pub(crate) fn start(self: &Arc<Self>) -> io::Result<Vec<JoinHandle<()>>> {
+    pub(crate) fn start(self: &Arc<Self>) -> io::Result<()> {
         let start = |(n, helper): (usize, &Helper)| {
             let epoll = Epoll::new()?;
             helper.mailbox.register(&epoll, 0)?;
@@ -96,9 +94,9 @@ impl Helpers {
             let (helpers, claimed, held, turns) = (self.clone(), Vec::new(), Vec::new(), Turns::default());
             let mut thread = Thread { n, helpers, forwarder, epoll, claimed, held, turns, found_ns: 0, awake_ns: 0 };
             let name = format!("{}-{}", if helper.polls { "poll" } else { "helper" }, helper.cpu);
-            std::thread::Builder::new().name(name).spawn(move || thread.serve())
+            std::thread::Builder::new().name(name).spawn(move || thread.serve()).map(drop)
         };
-        self.all.iter().enumerate().map(start).collect()
+        self.all.iter().enumerate().try_for_each(start)
     }
 
     /// Ends the threads.
@@ -115,7 +113,7 @@ impl Helpers {
             all.found(packets, now_ns);
             all.part_of(self.idling().count())
         });
-        [Some(arrivals), all].into_iter().flatten().find(|found| found.expects_more(&self.settings.hysteresis))
+        [Some(arrivals), all].into_iter().flatten().find(|found| found.expects_more(&self.hysteresis))
     }
 
     /// How long a ring that is on offer to helper `n` is left for it to take.
@@ -198,18 +196,16 @@ impl Helpers {
     /// they have polled their rings once. A port's thread that is known to hold it is taken out of its VM's control group, and put back when the
     /// wait is over.
     pub(crate) fn boost(&self, notice: WaitNotice) {
-        if let Some(prompter) = &self.settings.prompter {
-            match notice {
-                WaitNotice::HolderUnknown => {}
-                WaitNotice::HolderStopped(thread) => prompter.ask(thread),
-                WaitNotice::Over(thread) => prompter.ask(-thread),
-            }
+        // Without there are no helpers, and a core that polls is never lost.
+        let Some(prompter) = &self.settings.prompter else { return };
+        match notice {
+            WaitNotice::HolderUnknown => {}
+            WaitNotice::HolderStopped(thread) => prompter.ask(thread),
+            WaitNotice::Over(thread) => prompter.ask(-thread),
         }
         let now_ns = self.datapath.now_ns();
         for (_, helper) in self.all.iter().enumerate().filter(|(n, _)| self.is_lost(*n, now_ns)) {
-            if let (Some(thread), Some(prompter)) = (helper.thread.get(), &self.settings.prompter)
-                && helper.boosted.ask()
-            {
+            if let Some(thread) = helper.thread.get().filter(|_| helper.boosted.ask()) {
                 prompter.ask(*thread);
             }
         }
@@ -256,7 +252,7 @@ impl Thread {
         let helpers = self.helpers.clone();
         let Some(helper) = helpers.all.get(self.n) else { return };
         let thread = current_thread();
-        let (bound, idles) = (bind_current_thread(helper.cpu), !helper.polls && !helpers.settings.not_idle);
+        let (bound, idles) = (bind_current_thread(helper.cpu), !helper.polls && !helpers.settings.told.not_idle);
         if let Err(error) = bound.and_then(|()| if idles { set_idle(0, true) } else { Ok(()) }) {
             // One that is not bound, or is in nobody's way only by chance, is worse than none.
             let line = format!("no helper on this core: {error} cpu={}", helper.cpu);
@@ -343,7 +339,7 @@ impl Thread {
                 self.found_ns = self.awake_ns;
             }
             let since = |then_ns| self.awake_ns.saturating_sub(then_ns);
-            let patience_ns = self.helpers.settings.hysteresis.patience_ns(&claimed.arrivals, since(self.found_ns));
+            let patience_ns = self.helpers.hysteresis.patience_ns(&claimed.arrivals, since(self.found_ns));
             let silent = since(claimed.found_ns) > patience_ns || !claimed.patient && outcome.packets == 0;
             let stuck = outcome.stalled || outcome.until_ns.is_some();
             let done = !helper.polls && (silent || stuck);

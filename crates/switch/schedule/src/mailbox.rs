@@ -30,6 +30,12 @@ impl<T> Mailbox<T> {
         }
     }
 
+    /// The same, in place of letters that have not been read and are of no use beside it.
+    pub(crate) fn replace(&self, letter: T, is_of_no_use: impl Fn(&T) -> bool) {
+        self.letters.lock().retain(|before| !is_of_no_use(before));
+        self.send(letter);
+    }
+
     /// How many letters have not been read.
     pub(crate) fn waiting(&self) -> usize {
         self.letters.lock().len()

@@ -1,19 +1,17 @@
-//! A port's own thread: it sleeps until the guest kicks, moves what is there, and sleeps again. It runs like any other
-//! thread, and in the VM's cgroup when it has been put there, so what a guest causes is the guest's (PhD §4.3.1).
+//! A port's own thread: it sleeps until the guest kicks, moves what is there, and sleeps again. When nothing has come for a while it ends
+//! ([`crate::silence`]). It runs like any other thread, and in the VM's cgroup when it has been put there, so what a guest causes is the guest's (PhD §4.3.1).
 
 use crate::helper::{GUARD_NS, Helpers, OFFER_NS, vm_of};
 use crate::mailbox::Mailbox;
 use crate::owned_ring::OwnedRing;
 use crate::policy::{Arrivals, Batch, Kicks, TransmitTimer, Turn, Turns, Vain, Vm};
-use lasthop_forward::{Forwarder, Outcome, PORT_CACHE_ENTRIES, Port};
-use lasthop_lock::{WaitNotice, identify_thread};
-use lasthop_sys::{Beat, Epoll, TimerFd, Trigger, current_thread};
+use lasthop_forward::{Forwarder, Outcome, Port};
+use lasthop_lock::WaitNotice;
+use lasthop_sys::{Beat, Epoll, TimerFd, Trigger};
 use lasthop_types::Level;
 use lasthop_virtqueue::BURST;
 use std::io;
 use std::sync::Arc;
-use std::sync::mpsc::channel;
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// How often a front-end that asked to be polled is looked at, once nothing was found.
@@ -33,66 +31,31 @@ const TIMER: u64 = u64::MAX - 1;
 
 #[derive(Debug)]
 pub(crate) enum Letter {
-    Attach(Arc<OwnedRing>),
-    Detach { queue: u16 },
+    /// As what the vring is looked after from now on, if it is.
+    Ring(u16, Option<Arc<OwnedRing>>),
     Look,
     Stop,
 }
 
-/// What others know of a port's thread.
+/// What a port's thread has, and leaves to the next one.
 #[derive(Debug)]
-pub(crate) struct PortThread {
-    pub(crate) mailbox: Arc<Mailbox<Letter>>,
-    pub(crate) thread: JoinHandle<()>,
-    pub(crate) id: i32,
-}
-
-impl PortThread {
-    /// `timer`: that of the port's guest's interrupts.
-    pub(crate) fn start(port: &Arc<Port>, helpers: &Arc<Helpers>, timer: &TimerFd) -> io::Result<Self> {
-        let mailbox = Arc::new(Mailbox::new()?);
-        let epoll = Epoll::new()?;
-        mailbox.register(&epoll, LETTERS)?;
-        epoll.add(timer, TIMER, Trigger::Edge)?;
-        let mut server = Server {
-            port: port.clone(),
-            helpers: helpers.clone(),
-            forwarder: Forwarder::new(helpers.datapath.clone(), PORT_CACHE_ENTRIES),
-            epoll,
-            mailbox: mailbox.clone(),
-            rings: Vec::new(),
-            turns: Turns::default(),
-            vain: Vain::default(),
-            yielded_ns: 0,
-        };
-        let (report, started) = channel();
-        // As `top -H` shows it; the kernel cuts it after 15 bytes.
-        let thread = std::thread::Builder::new().name(format!("port-{}", port.name)).spawn(move || {
-            let this = current_thread();
-            identify_thread(if server.helpers.settings.cgroup_accounting { this } else { 0 });
-            let _ = report.send(this);
-            server.serve();
-        })?;
-        let id = started.recv().map_err(io::Error::other)?;
-        Ok(Self { mailbox, thread, id })
-    }
-}
-
-/// The inside of a port's thread.
-struct Server {
-    port: Arc<Port>,
+pub(crate) struct Server {
+    pub(crate) port: Arc<Port>,
     helpers: Arc<Helpers>,
-    forwarder: Forwarder,
-    epoll: Epoll,
-    mailbox: Arc<Mailbox<Letter>>,
+    /// Kicks, letters and the timer.
+    pub(crate) epoll: Epoll,
+    pub(crate) mailbox: Arc<Mailbox<Letter>>,
     rings: Vec<Option<PortRing>>,
     turns: Turns,
     vain: Vain,
     /// When others of this core last had their turn.
     yielded_ns: u64,
+    /// Processor time of threads that have ended.
+    pub(crate) used_ns: u64,
 }
 
 /// A ring that the port's thread looks after, or has offered.
+#[derive(Debug)]
 struct PortRing {
     owned: Arc<OwnedRing>,
     next: Next,
@@ -109,7 +72,7 @@ struct PortRing {
 }
 
 /// When a ring is to be looked at.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Next {
     Now,
     At(u64),
@@ -125,12 +88,25 @@ enum Offered {
 }
 
 impl Server {
-    fn serve(&mut self) {
+    /// Of a port that has had no thread. `timer`: that of its guest's interrupts.
+    pub(crate) fn new(port: &Arc<Port>, helpers: &Arc<Helpers>, timer: &TimerFd) -> io::Result<Self> {
+        let (epoll, mailbox) = (Epoll::new()?, Arc::new(Mailbox::new()?));
+        mailbox.register(&epoll, LETTERS)?;
+        epoll.add(timer, TIMER, Trigger::Edge)?;
+        let (rings, turns, vain) = (Vec::new(), Turns::default(), Vain::default());
+        let (port, helpers) = (port.clone(), helpers.clone());
+        Ok(Self { port, helpers, epoll, mailbox, rings, turns, vain, yielded_ns: 0, used_ns: 0 })
+    }
+
+    /// Until there has been nothing to do for long, and all rings are the guest's to kick for: true. False: it is told to stop.
+    pub(crate) fn serve(&mut self, forwarder: &mut Forwarder) -> bool {
+        let idle_ns = u64::from(self.helpers.settings.told.idle_us) * 1000;
+        let idle = Some(Duration::from_nanos(idle_ns)).filter(|idle| !idle.is_zero());
         let mut ready = Vec::with_capacity(64);
         let (mut rounds, mut slept, beat) = (0, true, Beat::new());
         loop {
             beat.work();
-            let mut now_ns = self.forwarder.now_ns();
+            let mut now_ns = forwarder.now_ns();
             if slept {
                 self.yielded_ns = now_ns;
             }
@@ -139,7 +115,7 @@ impl Server {
             // Where one burst reaches a limit that all share, which of them has it is left to chance: to the microsecond.
             let first = (now_ns >> 10) as usize;
             for n in 0..self.rings.len() {
-                busy |= self.look_after((first + n) % self.rings.len(), &mut now_ns);
+                busy |= self.look_after(forwarder, (first + n) % self.rings.len(), &mut now_ns);
             }
             rounds = (rounds + 1) % ROUNDS;
             if busy && rounds != 0 {
@@ -147,16 +123,21 @@ impl Server {
                 continue;
             }
             slept = !busy;
-            let timeout = if busy { Some(Duration::ZERO) } else { self.longest_sleep() };
-            if !self.wait(&mut ready, timeout, &beat) {
-                return;
+            let sleep = if busy { Some(Duration::ZERO) } else { self.longest_sleep() };
+            if !self.wait(&mut ready, sleep.or(idle), &beat) {
+                return false;
+            }
+            // A wait may end early, with nothing.
+            let is_over = |began_ns| idle_ns > 0 && forwarder.now_ns().saturating_sub(began_ns) >= idle_ns;
+            if sleep.is_none() && ready.is_empty() && is_over(now_ns) {
+                return true;
             }
         }
     }
 
     /// One burst from a ring, if its time and its turn have come. True if there is more.
-    fn look_after(&mut self, n: usize, now_ns: &mut u64) -> bool {
-        let Self { forwarder, helpers, turns, vain, yielded_ns, .. } = self;
+    fn look_after(&mut self, forwarder: &mut Forwarder, n: usize, now_ns: &mut u64) -> bool {
+        let Self { helpers, turns, vain, yielded_ns, .. } = self;
         let Some(Some(ring)) = self.rings.get_mut(n) else { return false };
         if !ring.is_due(*now_ns) {
             return false;
@@ -202,7 +183,7 @@ impl Server {
             Next::At(then_ns) => Some(then_ns),
             Next::Woken => None,
         });
-        Some(Duration::from_nanos(times.min()?.saturating_sub(self.forwarder.now_ns())))
+        Some(Duration::from_nanos(times.min()?.saturating_sub(self.helpers.datapath.now_ns())))
     }
 
     /// Waits for kicks and letters; false when told to stop.
@@ -227,7 +208,7 @@ impl Server {
                 }
             }
         }
-        if kicked && let Some(pause) = self.vain.kicked(self.forwarder.now_ns()) {
+        if kicked && let Some(pause) = self.vain.kicked(self.helpers.datapath.now_ns()) {
             beat.sleep();
             std::thread::sleep(pause);
             beat.work();
@@ -238,14 +219,14 @@ impl Server {
     fn read_letters(&mut self) -> bool {
         for letter in self.mailbox.take() {
             match letter {
-                Letter::Attach(owned) => self.attach(owned),
-                Letter::Detach { queue } => {
+                Letter::Ring(queue, owned) => {
                     for place in self.rings.iter_mut().filter(|r| r.as_ref().is_some_and(|r| r.owned.queue == queue)) {
                         if let Some(kick) = place.take().as_ref().and_then(|ring| ring.owned.kick.as_ref()) {
                             // Closing our copy is not enough: the front-end keeps one, and epoll goes by the file.
                             let _ = self.epoll.delete(kick);
                         }
                     }
+                    owned.into_iter().for_each(|owned| self.attach(owned));
                 }
                 Letter::Look => self.rings.iter_mut().flatten().for_each(|ring| ring.next = Next::Now),
                 Letter::Stop => return false,
@@ -273,7 +254,7 @@ impl Server {
             kicks_disabled: false,
             kicked: false,
             gathered: 0,
-            timer: TransmitTimer::new(self.helpers.settings.drawn_timer),
+            timer: TransmitTimer::new(self.helpers.settings.told.drawn_timer),
             arrivals: Arrivals::default(),
             turn: Turn::default(),
             offer: None,
@@ -324,7 +305,7 @@ impl PortRing {
         let (gathered, vm) = (std::mem::take(&mut self.gathered), vm_of(helpers.settings.view, port));
         let mut batch = Batch::of(&port.batches[0]);
         // No longer than the batch takes to come: not every guest can kick for its last packet.
-        if !helpers.settings.drawn_timer {
+        if !helpers.settings.told.drawn_timer {
             batch.period_ns = batch.period_ns.min(self.arrivals.gap_ns() * u64::from(batch.packets));
         }
         let kicks = self.timer.emptied(&batch, gathered, vm, now_ns);
@@ -402,17 +383,7 @@ mod tests {
         let datapath = Arc::new(Datapath::new(1, lasthop_forward::PATIENCE_MS).unwrap());
         let port = Arc::new(Port::new(PortId(1), "x".into()));
         let helpers = Arc::new(Helpers::new(datapath.clone(), Settings::default()).unwrap());
-        let mut server = Server {
-            forwarder: Forwarder::new(datapath.clone(), PORT_CACHE_ENTRIES),
-            port: port.clone(),
-            helpers,
-            epoll: Epoll::new().unwrap(),
-            mailbox: Arc::new(Mailbox::new().unwrap()),
-            rings: Vec::new(),
-            turns: Turns::default(),
-            vain: Vain::default(),
-            yielded_ns: 0,
-        };
+        let mut server = Server::new(&port, &helpers, &TimerFd::new().unwrap()).unwrap();
         let kick = PeerEvent::new(std::os::fd::OwnedFd::from(EventFd::new().unwrap())).unwrap();
         // Watched already, it cannot be watched again.
         let owned = Arc::new(OwnedRing::new(port, 1, Some(kick)));

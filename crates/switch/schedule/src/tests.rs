@@ -1,5 +1,6 @@
 //! Guests on our own driver side, real rings, and the threads that look after them.
 
+use crate::defaults::told;
 use crate::helper::Helpers;
 use crate::owned_ring::OwnedRing;
 use crate::policy::Arrivals;
@@ -8,13 +9,14 @@ use lasthop_flow::{Action, FlowSpec};
 use lasthop_forward::{Datapath, Port};
 use lasthop_frame::testutil::Frame;
 use lasthop_frame::{FlowKey, FlowMask, VnetHdr};
+use lasthop_ipc::SwitchSettings;
 use lasthop_sys::hostview::image::HostImage;
 use lasthop_sys::hostview::{CorePlace, CoreState, HostView, VmState};
 use lasthop_sys::{EventFd, PeerEvent, Prompter};
 use lasthop_types::{POLLED_NOWHERE, PortId};
 use lasthop_virtqueue::driver::{NetConfig, NetDriver};
 use std::collections::BTreeSet;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -22,11 +24,11 @@ use std::time::{Duration, Instant};
 mod held;
 
 /// How long anything that must happen may take on a slow, busy machine.
-const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
-struct Guest {
-    driver: NetDriver,
-    port: Arc<Port>,
+pub(crate) struct Guest {
+    pub(crate) driver: NetDriver,
+    pub(crate) port: Arc<Port>,
 }
 
 impl Guest {
@@ -63,7 +65,7 @@ impl Guest {
         }
     }
 
-    fn sent(&self, pair: usize) -> u64 {
+    pub(crate) fn sent(&self, pair: usize) -> u64 {
         self.port.queues[2 * pair + 1].counters.packets.get()
     }
 
@@ -75,7 +77,7 @@ impl Guest {
 }
 
 /// Two guests; whatever the first sends goes to the second.
-fn guests() -> (Arc<Datapath>, Guest, Guest) {
+pub(crate) fn guests() -> (Arc<Datapath>, Guest, Guest) {
     let datapath = Arc::new(Datapath::new(100, lasthop_forward::PATIENCE_MS).unwrap());
     let (a, b) = (Guest::new(&datapath, 1), Guest::new(&datapath, 2));
     let key = FlowKey { in_port: 1, ..FlowKey::default() };
@@ -83,6 +85,22 @@ fn guests() -> (Arc<Datapath>, Guest, Guest) {
     let spec = FlowSpec { key, mask, actions: vec![Action::Output(PortId(2))], epoch: 0 };
     datapath.flows().insert(spec, 0).unwrap();
     (datapath, a, b)
+}
+
+/// These cores poll.
+fn polls(poll: Vec<usize>) -> Settings {
+    Settings { told: SwitchSettings { poll, ..told() }, ..Settings::default() }
+}
+
+/// So many cores have helpers.
+fn helps(cores: usize, prompts: OwnedFd) -> Settings {
+    let told = SwitchSettings { helpers: (0..cores).collect(), ..told() };
+    Settings { told, prompter: Some(Prompter::new(prompts)), ..Settings::default() }
+}
+
+/// Ports' threads end after so many microseconds without work.
+pub(crate) fn ends_after(idle_us: u32) -> Settings {
+    Settings { told: SwitchSettings { idle_us, ..told() }, ..Settings::default() }
 }
 
 fn kick() -> (EventFd, PeerEvent) {
@@ -150,7 +168,7 @@ fn ports_share_a_polling_core_by_weight_and_bytes() {
         let mut c = receiver(&datapath);
         let [mut a, mut b] =
             [(1, LARGE, 1), (3, SMALL, pairs)].map(|(id, f, pairs)| Guest::with(&datapath, id, sender(f, pairs)));
-        let mut workers = Workers::start(&datapath, Settings { poll: vec![0], ..Settings::default() }).unwrap();
+        let mut workers = Workers::start(&datapath, polls(vec![0])).unwrap();
         for (guest, weight, frames, pairs) in [(&mut a, large, LARGE, 1), (&mut b, small, SMALL, pairs)] {
             guest.port.weight.store(weight, Relaxed);
             for pair in 0..pairs {
@@ -221,9 +239,9 @@ fn a_helper_gives_back_a_ring_that_may_not_go_on() {
         let limit = if limits_sender { &a.port.sends } else { &b.port.gets };
         limit.set(1, 0, 1);
         let (_reader, writer) = rustix::pipe::pipe().unwrap();
-        let settings = Settings { helpers: vec![0], prompter: Some(Prompter::new(writer)), ..Settings::default() };
+        let settings = helps(1, writer);
         let helpers = Arc::new(Helpers::new(datapath.clone(), settings).unwrap());
-        let threads = helpers.start().unwrap();
+        helpers.start().unwrap();
         let (_event, peer) = kick();
         let ring = Arc::new(OwnedRing::new(a.port.clone(), 1, Some(peer)));
         a.fill(0);
@@ -240,7 +258,6 @@ fn a_helper_gives_back_a_ring_that_may_not_go_on() {
         let held = a.port.totals().0.held;
         assert!(held <= u64::from(limits_sender), "{held}");
         helpers.stop();
-        threads.into_iter().for_each(|thread| thread.join().unwrap());
     }
 }
 
@@ -248,8 +265,7 @@ fn a_helper_gives_back_a_ring_that_may_not_go_on() {
 fn helpers(cores: usize) -> Helpers {
     let datapath = Arc::new(Datapath::new(1, lasthop_forward::PATIENCE_MS).unwrap());
     let (_reader, writer) = rustix::pipe::pipe().unwrap();
-    let settings =
-        Settings { helpers: (0..cores).collect(), prompter: Some(Prompter::new(writer)), ..Settings::default() };
+    let settings = helps(cores, writer);
     Helpers::new(datapath, settings).unwrap()
 }
 
@@ -266,7 +282,7 @@ fn many_rings_with_few_packets_each_are_worth_a_helper_as_one_with_many() {
             helpers.expects_more(*ring, 0, now_ns);
             last = helpers.expects_more(*ring, 1, now_ns);
         }
-        assert!(arrivals.iter().all(|ring| !ring.expects_more(&helpers.settings.hysteresis)));
+        assert!(arrivals.iter().all(|ring| !ring.expects_more(&helpers.hysteresis)));
         assert_eq!(last.is_some(), wanted, "{rings} rings, {cores} cores");
     }
 }
@@ -289,16 +305,18 @@ fn a_helper_is_given_way_until_all_threads_that_have_offered_it_rings_may_sleep(
 #[test]
 fn a_port_that_is_set_so_has_its_own_thread_beside_cores_that_poll() {
     let (datapath, mut a, mut b) = guests();
-    let mut workers = Workers::start(&datapath, Settings { poll: vec![0], ..Settings::default() }).unwrap();
+    let mut workers = Workers::start(&datapath, polls(vec![0])).unwrap();
     a.port.poll_cpu.store(POLLED_NOWHERE, Relaxed);
     let mut attach = |port: &Arc<Port>| {
         let (event, peer) = kick();
         workers.attach(port, 1, Some(peer)).unwrap();
-        (event, workers.take_started().into_iter().map(|(port, _)| port).collect::<Vec<_>>())
+        (event, workers.ports.values().filter(|entry| entry.mailbox.is_some()).count())
     };
-    assert_eq!(attach(&b.port).1, [], "it is polled");
-    let (event, started) = attach(&a.port);
-    assert_eq!(started, [PortId(1)]);
+    b.fill(0);
+    assert_eq!(attach(&b.port).1, 0, "it is polled");
+    a.fill(0);
+    let (event, threads) = attach(&a.port);
+    assert_eq!(threads, 1);
     let mut sent_all = |a: &mut Guest, event: &EventFd| {
         let (begun, wanted) = (Instant::now(), a.sent(0) + 64);
         a.fill(0);
@@ -313,8 +331,7 @@ fn a_port_that_is_set_so_has_its_own_thread_beside_cores_that_poll() {
     // Told otherwise, it is otherwise from the next time on that its ring is looked after.
     a.port.poll_cpu.store(0, Relaxed);
     sent_all(&mut a, &event);
-    let (silent, started) = attach(&a.port);
-    assert_eq!(started, []);
+    let (silent, _) = attach(&a.port);
     sent_all(&mut a, &EventFd::new().unwrap());
     drop((event, silent));
 }
@@ -332,7 +349,8 @@ fn cores_that_poll_are_no_helpers() {
         let datapath = Arc::new(Datapath::new(1, lasthop_forward::PATIENCE_MS).unwrap());
         let (_reader, writer) = rustix::pipe::pipe().unwrap();
         let (view, prompter) = (Some(HostView::map(&image).unwrap()), Some(Prompter::new(writer)));
-        let settings = Settings { helpers: vec![0, 2], poll, view, prompter, ..Settings::default() };
+        let told = SwitchSettings { helpers: vec![0, 2], poll, ..told() };
+        let settings = Settings { told, view, prompter, ..Settings::default() };
         Helpers::new(datapath, settings).unwrap()
     };
     let chosen = |helpers: &Helpers| (0..64u64).map(|n| helpers.choose(n << 58, None, 0)).collect::<BTreeSet<_>>();
@@ -353,7 +371,7 @@ fn cores_that_poll_are_no_helpers() {
         arrivals.found(1, n * 20_000);
         enough = helpers.expects_more(Arrivals::default(), 1, n * 20_000);
     }
-    assert!(enough.is_some() && !arrivals.part_of(4).expects_more(&helpers.settings.hysteresis));
+    assert!(enough.is_some() && !arrivals.part_of(4).expects_more(&helpers.hysteresis));
 }
 
 /// Eight cores, pairs of siblings, each four with a cache of their own: as a host with two of the papers' modules says of itself. A ring is offered to an idle core
@@ -372,7 +390,8 @@ fn a_helper_is_chosen_by_the_cache_of_the_receiver() {
     let datapath = Arc::new(Datapath::new(1, lasthop_forward::PATIENCE_MS).unwrap());
     let (_reader, writer) = rustix::pipe::pipe().unwrap();
     let (view, prompter) = (Some(HostView::map(&image).unwrap()), Some(Prompter::new(writer)));
-    let settings = Settings { helpers: (0..8).collect(), view, prompter, ..Settings::default() };
+    let told = SwitchSettings { helpers: (0..8).collect(), ..told() };
+    let settings = Settings { told, view, prompter, ..Settings::default() };
     let (helpers, receiver) = (Helpers::new(datapath, settings).unwrap(), Port::new(PortId(2), "b".into()));
     let chosen = |vm: VmState| {
         image.set_vm(0, vm).unwrap();

@@ -60,9 +60,14 @@ fn no_memory_at_all() {
 fn memory_that_was_refused_is_said_to_have_been() {
     let mut connected = port(PortState::Connected, DRIVER, 0, 0);
     let error = |line: &str, of_memory| Some(LastError { line: line.into(), of_memory });
-    connected.last_error = error("SET_MEM_TABLE: memory region at 0x0 is of a file on a disk", true);
+    connected.last_error = error("refused: SET_MEM_TABLE: memory region at 0x0 is of a file on a disk", true);
     let note = health(&connected).note(&connected, 1000).unwrap();
-    assert!(note.contains("that could be taken") && note.ends_with("is of a file on a disk"), "{note}");
+    assert!(
+        note.contains("that could be taken")
+            && note.contains("refused last: SET_MEM_TABLE: memory")
+            && note.ends_with("is of a file on a disk"),
+        "{note}"
+    );
     connected.last_error = error("queue 0: what it says is as good as SET_MEM_TABLE", false);
     assert!(health(&connected).note(&connected, 1000).unwrap().contains("not shared"));
 }

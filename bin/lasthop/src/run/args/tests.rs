@@ -20,6 +20,16 @@ fn cpus_and_periods() {
 }
 
 #[test]
+fn a_thread_is_idle_for_a_while_or_stays() {
+    for (text, ms) in [("0", 0), ("100", 100), ("10000", 10_000), ("4294967", 4_294_967)] {
+        assert_eq!(parse_thread_idle(text), Ok(ms));
+    }
+    for bad in ["", "1", "99", "4294968", "-1", "off", "1s"] {
+        assert!(parse_thread_idle(bad).unwrap_err().contains("from 100"), "{bad}");
+    }
+}
+
+#[test]
 fn a_watchdog_has_time_or_none() {
     assert_eq!(parse_watchdog("250"), Ok(Watchdog(Some(Duration::from_millis(250)))));
     assert_eq!(parse_watchdog("off"), Ok(Watchdog(None)));

@@ -22,6 +22,7 @@ fn told(engines: &Engines) -> (Vec<usize>, Vec<usize>) {
         patience_ms: (10, 2),
         max_guest_memory: 0,
         max_flows: 1,
+        idle_us: 10_000_000,
     };
     engines.tell(&mut settings, &list("0-7"));
     (settings.poll, settings.helpers)

@@ -92,6 +92,9 @@ pub struct State {
     missing: Missing,
     boost: Option<[Fd; 2]>,
     port_threads: PortThreads,
+    /// Processor time of ports' threads: of those that have ended, and of all as far as it was seen.
+    #[serde(default)]
+    port_times: BTreeMap<u32, [u64; 2]>,
     control_level: Option<String>,
     level: String,
     cgroup_accounting: Option<CgroupState>,
@@ -189,6 +192,7 @@ impl Supervisor {
             missing: self.missing.clone(),
             boost: self.boost.as_ref().map(|boost| boost.hand_over(&mut giver)),
             port_threads: self.port_threads.clone(),
+            port_times: self.port_threads.times(),
             control_level: self.control_level.clone(),
             level: levels::level(),
             cgroup_accounting,
@@ -251,6 +255,7 @@ impl Supervisor {
         supervisor.stations = state.stations;
         supervisor.tell_owners();
         supervisor.port_threads = state.port_threads;
+        supervisor.port_threads.set_times(state.port_times);
         supervisor.control_level = state.control_level;
         if supervisor.cgroup_accounting.is_some() {
             supervisor.cgroup_accounting = state.cgroup_accounting.map(CgroupAccounting::resumed);

@@ -1,6 +1,7 @@
 //! Declared hosts, and threads of this process in place of a VM's and of the switch's.
 
 use super::*;
+use lasthop_types::ThreadNews;
 use std::sync::mpsc::{Sender, channel};
 
 /// A host that is declared: files as the kernel has them.
@@ -189,7 +190,7 @@ impl Stage {
 
     /// A thread of this process is the port's from now on.
     fn has(&mut self, thread: i32) {
-        self.threads.started(PORT, thread);
+        self.threads.heard(PORT, ThreadNews { thread, used_ns: 0, refused: None });
         self.followed.place(PORT, Thread { process: std::process::id(), number: thread }, &self.cpus);
     }
 
@@ -312,13 +313,36 @@ fn another_thread_is_where_the_vm_is_from_its_start() {
     assert_eq!(port.cpus(), stage.both().to_string());
 }
 
+/// Its port has been silent: what was said stays, and the next thread is where the one before was.
+#[test]
+fn a_thread_that_has_ended_takes_nothing_along() {
+    let Some(mut stage) = Stage::set() else { return };
+    let port = Running::start();
+    stage.has(port.thread);
+    let seen: Vec<_> = (0..LOOKS_AND_ONE).filter_map(|_| stage.look(&port)).collect();
+    assert_eq!(seen.last().cloned(), stage.place(1, &stage.own(1), Nearness::Near));
+    stage.threads.heard(PORT, ThreadNews { thread: 0, used_ns: 7, refused: None });
+    for _ in 0..5 {
+        assert_eq!(stage.step(), None, "nothing is otherwise");
+    }
+    assert!(!stage.followed.worked);
+    let next = Running::start();
+    stage.has(next.thread);
+    assert_eq!((stage.step(), next.cpus()), (None, stage.own(1)));
+    // It is followed like the one before.
+    stage.bind_vm(0);
+    let looks = (0..5).take_while(|_| stage.look(&next).is_none()).count();
+    assert!((2..4).contains(&looks), "{looks}");
+    assert_eq!(next.cpus(), stage.own(0));
+}
+
 /// It has no thread that could be anywhere, and its VM is followed all the same.
 #[test]
 fn of_a_port_that_a_core_polls_no_thread_is_placed() {
     let Some(mut stage) = Stage::set() else { return };
     // One that it had before the core did.
     let port = Running::start();
-    stage.threads.started(PORT, port.thread);
+    stage.threads.heard(PORT, ThreadNews { thread: port.thread, used_ns: 0, refused: None });
     stage.polled.insert(PORT);
     let seen: Vec<_> = (0..LOOKS_AND_ONE).filter_map(|_| stage.look(&port)).collect();
     assert_eq!(seen.last().cloned(), stage.place(1, "", Nearness::Near));

@@ -120,7 +120,7 @@ fn meaningless_messages_end_the_connection_or_are_answered() {
         rig.front.send(*request as u32, flag::VERSION | flag::NEED_REPLY, body, &[]).unwrap();
         rig.ready().unwrap_or_else(|e| panic!("{request}: {e}"));
         assert_eq!(rig.front.receive::<u64>(*request).unwrap().0, 1, "{request}");
-        assert!(matches!(rig.events[..], [.., Event::Refused { .. }]), "{request}");
+        assert!(matches!(rig.events[..], [.., Event::Wrong { .. }]), "{request}");
     }
     // Questions whose answer cannot say no.
     for (request, body) in [(R::GetVringBase, ring(32, 0)), (R::GetConfig, vec![0; 16])] {
@@ -173,9 +173,10 @@ fn only_eventfds_are_event_descriptors() {
         }
     });
     for request in ["SET_VRING_KICK", "SET_VRING_CALL", "SET_VRING_ERR"] {
-        let line =
-            |line: &String| line.starts_with(&format!("{request} of ring 1: ")) && line.contains("not an eventfd");
-        let refused = |e: &&Event| matches!(e, Event::Refused { line: said, .. } if line(said));
+        let line = |line: &String| {
+            line.starts_with(&format!("refused: {request} of ring 1: ")) && line.contains("not an eventfd")
+        };
+        let refused = |e: &&Event| matches!(e, Event::Wrong { line: said, .. } if line(said));
         assert_eq!(rig.events.iter().filter(refused).count(), 4, "{request}");
     }
 }

@@ -43,7 +43,7 @@ impl Rig {
 
     fn said(&self) -> String {
         match self.events.last() {
-            Some(Event::Refused { line, .. }) => line.clone(),
+            Some(Event::Wrong { line, .. }) => line.clone(),
             other => panic!("{other:?}"),
         }
     }
@@ -102,7 +102,7 @@ fn a_log_that_covers_too_little_is_refused() {
     assert!(!rig.log(NEEDED - 8, 0, 4096));
     assert_eq!(
         rig.said(),
-        "SET_LOG_BASE: a log of 56 bytes covers too little of the guest's memory; 64 bytes are needed, one for each 32 KiB up to the last address"
+        "refused: SET_LOG_BASE: a log of 56 bytes covers too little of the guest's memory; 64 bytes are needed, one for each 32 KiB up to the last address"
     );
     assert!(!rig.logs());
     assert!(rig.log(NEEDED, 0, 4096));

@@ -47,7 +47,7 @@ pub enum ProgramError {
 /// Descriptors wanted: a port with 16 queue pairs and many memory regions holds some hundred.
 const WANTED_DESCRIPTORS: u64 = 262_144;
 
-/// Bytes of private memory that are allowed on a small host and on any. A thread counts with its whole stack, 2 MiB.
+/// Bytes of private memory that are allowed on a small host and on any. A thread counts with its whole stack, 2 MiB, one of a port with 256 KiB.
 const MOST_MEMORY: (u64, u64) = (1 << 30, 8 << 30);
 
 impl Program {
@@ -55,8 +55,8 @@ impl Program {
     pub const SWITCH: Self = Self {
         user_name: "lasthop-switch",
         fixed_user: 61_901,
-        // Signals peers' events (`peer_event.rs`); what its operations could do, read(2) and write(2) can.
-        calls: &[libc::SYS_io_submit],
+        // Signals peers' events (`peer_event.rs`), and waits for ports that are silent (`watches.rs`); what its operations could do, read(2) and write(2) can.
+        calls: &[libc::SYS_io_submit, libc::SYS_io_getevents],
         ioctls: &[],
         socket_pairs: &[],
     };
@@ -82,8 +82,9 @@ impl Program {
         socket_pairs: &[],
     };
 
-    /// `lasthop-session`: bytes and descriptors over sockets it is given; it signals eventfds as the switch does.
-    pub const SESSION: Self = Self { user_name: "lasthop-session", fixed_user: 61_905, ..Self::SWITCH };
+    /// `lasthop-session`: bytes and descriptors over sockets it is given; it signals eventfds as the switch does, and waits for none in that way.
+    pub const SESSION: Self =
+        Self { user_name: "lasthop-session", fixed_user: 61_905, calls: &[libc::SYS_io_submit], ..Self::SWITCH };
 
     /// `lasthop-cable`: the same, and memory of its own that it made before.
     pub const CABLE: Self = Self { user_name: "lasthop-cable", fixed_user: 61_906, ..Self::SESSION };
@@ -286,5 +287,7 @@ mod tests {
             let instructions: usize = confinement.filters.iter().map(Vec::len).sum();
             assert!((100..4000).contains(&instructions), "{instructions}");
         }
+        let waits = |program: &Program| program.calls.contains(&libc::SYS_io_getevents);
+        assert!(waits(&Program::SWITCH) && ![Program::SESSION, Program::CABLE].iter().any(waits));
     }
 }

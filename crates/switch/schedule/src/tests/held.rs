@@ -2,14 +2,18 @@
 
 use super::*;
 use crate::coalesce::Coalescing;
-use crate::port::{Letter, PortThread};
-use lasthop_forward::Coalesce;
+use crate::mailbox::Mailbox;
+use crate::port::{Letter, Server};
+use lasthop_forward::{Coalesce, Forwarder, PORT_CACHE_ENTRIES};
 use lasthop_virtqueue::Queue;
 
 /// Longer than any test: what is due then is never.
 const NEVER_US: u64 = 3_600_000_000;
 const RUNS: VmState = VmState::Running { core: 1 };
 const BLOCKED: VmState = VmState::Blocked { since_ns: 0 };
+
+/// A port's thread, and how it is told.
+type Thread = (Arc<Mailbox<Letter>>, std::thread::JoinHandle<()>);
 
 /// The first guest's packets go to the second, whose VM runs.
 struct Held {
@@ -27,7 +31,7 @@ impl Held {
         let (datapath, a, b) = guests();
         let image = running();
         let (view, poll) = (Some(HostView::map(&image).unwrap()), if by == "poll" { vec![0] } else { vec![] });
-        let workers = Workers::start(&datapath, Settings { poll, view, ..Settings::default() }).unwrap();
+        let workers = Workers::start(&datapath, Settings { view, ..polls(poll) }).unwrap();
         b.port.set_vm(Some(0));
         b.port.batches[1].store(us << 16 | packets, Relaxed);
         let mut held = Self { a, kicks: calls(&b), b, workers, image };
@@ -168,9 +172,12 @@ fn a_port_that_gets_a_thread_of_its_own_loses_no_interrupt() {
     held.until("the first", |held| held.interrupts() == 2);
     held.packets(1);
     held.until("the second", |held| held.interrupts() == 3);
-    // And back: the thread is there, and goes on with it.
+    let looks = |held: &Held| held.workers.ports[&port.id].coalescing.poller.load(Relaxed);
+    assert_eq!(looks(&held), crate::coalesce::NOBODY);
+    // And back: who polls it goes on with it, and no thread is started for each.
     port.poll_cpu.store(0, Relaxed);
     held.attach(&port);
+    assert_eq!(looks(&held), 0);
     held.packets(1);
     held.until("the third", |held| held.interrupts() == 4);
 }
@@ -199,13 +206,13 @@ fn a_queue_with_a_full_batch_puts_off_no_other() {
             assert!(deliver(2, 64), "a batch");
             std::thread::sleep(Duration::from_millis(1));
         }
-        thread.mailbox.send(Letter::Stop);
-        thread.thread.join().unwrap();
+        thread.0.send(Letter::Stop);
+        thread.1.join().unwrap();
     }
 }
 
 /// A port with a thread and nobody else, whose VM runs, and whose interrupts are held back for so long.
-fn alone(us: u64) -> (Guest, Arc<Coalescing>, PortThread, HostImage) {
+fn alone(us: u64) -> (Guest, Arc<Coalescing>, Thread, HostImage) {
     let (datapath, _, b) = guests();
     let image = running();
     let settings = Settings { view: Some(HostView::map(&image).unwrap()), ..Settings::default() };
@@ -214,7 +221,10 @@ fn alone(us: u64) -> (Guest, Arc<Coalescing>, PortThread, HostImage) {
     b.port.set_coalescing(coalescing.clone());
     b.port.set_vm(Some(0));
     b.port.batches[1].store(us << 16 | 64, Relaxed);
-    let thread = PortThread::start(&b.port, &helpers, &coalescing.timer).unwrap();
+    let mut server = Server::new(&b.port, &helpers, &coalescing.timer).unwrap();
+    let (mailbox, datapath) = (server.mailbox.clone(), helpers.datapath.clone());
+    let serve = move || _ = server.serve(&mut Forwarder::new(datapath, PORT_CACHE_ENTRIES));
+    let thread = (mailbox, std::thread::spawn(serve));
     (b, coalescing, thread, image)
 }
 
@@ -240,7 +250,7 @@ fn a_timer_that_comes_too_early_or_while_somebody_else_looks_loses_no_interrupt(
             assert!(begun.elapsed() < PATIENCE, "nobody looks: stopped in a look {stopped_in_a_look}");
             std::thread::sleep(Duration::from_millis(1));
         }
-        thread.mailbox.send(Letter::Stop);
-        thread.thread.join().unwrap();
+        thread.0.send(Letter::Stop);
+        thread.1.join().unwrap();
     }
 }
