@@ -57,9 +57,9 @@ pub struct Port {
 
 /// Decides when a guest that wants to be interrupted is.
 pub trait Coalesce: fmt::Debug + Send + Sync {
-    /// `packets` more have been delivered. True: interrupt now. False: the one that decides does it later. Called with the lock of
-    /// the queue to the guest held.
-    fn interrupts_now(&self, port: &Arc<Port>, queue: &Queue, packets: u32) -> bool;
+    /// `packets` more have been delivered. `wanted`: the driver asks to be interrupted for them. True: interrupt now. False: the one that decides does it
+    /// later, if it is wanted. Called with the lock of the queue to the guest held.
+    fn interrupts_now(&self, port: &Arc<Port>, queue: &Queue, packets: u32, wanted: bool) -> bool;
     /// Interrupts the guest, if that is owed, for what has waited long enough, or for all if it has `blocked`. True: the caller is to look
     /// again. Called without locks.
     fn look(&self, port: &Port, blocked: bool) -> bool;
@@ -103,8 +103,8 @@ impl Port {
         self.vm.store(vm.unwrap_or(u32::MAX), Relaxed);
     }
 
-    pub(crate) fn interrupts_now(self: &Arc<Self>, queue: &Queue, packets: u32) -> bool {
-        self.coalescing.get().is_none_or(|c| c.interrupts_now(self, queue, packets))
+    pub(crate) fn interrupts_now(self: &Arc<Self>, queue: &Queue, packets: u32, wanted: bool) -> bool {
+        self.coalescing.get().map_or(wanted, |c| c.interrupts_now(self, queue, packets, wanted))
     }
 
     /// [`Coalesce::look`].

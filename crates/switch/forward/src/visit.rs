@@ -56,7 +56,7 @@ pub(crate) fn visit<R>(
     if wrote {
         queue.counters.busy_ns.add(datapath.now_ns().saturating_sub(begun_ns));
     }
-    if call && port.interrupts_now(queue, shown.max(1)) {
+    if port.interrupts_now(queue, shown.max(u32::from(call)), call) {
         guard.call();
     }
     if let Some(error) = broken {

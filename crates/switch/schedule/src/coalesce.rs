@@ -25,8 +25,8 @@ pub(crate) struct Coalescing {
     told: AtomicUsize,
     /// The one that polls the port's rings; nobody: the port has a ring of its own, and its thread, or the one to come, waits for the timer.
     pub(crate) poller: AtomicUsize,
-    /// When the first is due of the interrupts that are held back. Whoever changes it from [`NEVER`] has somebody look then. Relaxed: it is brought
-    /// forward with the lock of a receive timer held, and put back to never before all of these are locked and looked at.
+    /// When the first is due of the interrupts that are held back. Whoever changes it from [`NEVER`], or finds it late, has somebody look then. Relaxed:
+    /// for an interrupt it is brought forward with the lock of its timer held, and put back to never before all of these are locked and looked at.
     pub(crate) due_ns: AtomicU64,
     /// One for each queue to the guest. Locked only while that queue is.
     timers: [Lock<ReceiveTimer>; MAX_QUEUE_PAIRS],
@@ -44,25 +44,30 @@ impl Coalescing {
         Some(self.timers.get(usize::from(queue.index() / 2))?.lock())
     }
 
-    /// An interrupt waits until then. True: it is the first, and a core that polls is to be told; or whoever was to look at the one before has not, as it did
-    /// not know yet who is to, or was stopped.
+    /// An interrupt waits until then. True: whoever looks is to be told, as it is the first; or as whoever was to look at the one before has not: it was
+    /// stopped.
     fn wait_until(&self, then_ns: u64, now_ns: u64, poller: usize) -> bool {
         let before_ns = self.due_ns.fetch_min(then_ns, Relaxed);
         let is_late = now_ns > before_ns.saturating_add(GUARD_NS);
         // One of those who find it late, and once in that time.
         let is_again = is_late && self.due_ns.compare_exchange(before_ns, now_ns, Relaxed, Relaxed).is_ok();
-        let is_first = before_ns == NEVER || is_again;
-        if poller == NOBODY && (is_first || then_ns < before_ns) {
+        let is_to_be_told = before_ns == NEVER || is_again;
+        if poller == NOBODY && (is_to_be_told || then_ns < before_ns) {
             // A timer that has run out, and of which nobody has heard yet, is forgotten when it is set: then it is over at once.
             self.timer.set_ns(if is_again { 1 } else { then_ns.saturating_sub(now_ns) });
         }
-        is_first
+        is_to_be_told
     }
 }
 
 impl Coalesce for Coalescing {
-    fn interrupts_now(&self, port: &Arc<Port>, queue: &Queue, packets: u32) -> bool {
-        let Some(mut timer) = self.timer_of(queue) else { return true };
+    fn interrupts_now(&self, port: &Arc<Port>, queue: &Queue, packets: u32, wanted: bool) -> bool {
+        // The quick way for guests that never ask: no lock, in each visit. Relaxed: what this queue is owed was said with its lock held.
+        if !wanted && self.due_ns.load(Relaxed) == NEVER {
+            return false;
+        }
+        // A driver that was not told does not say again that it wants to be: what it is owed grows all the same.
+        let Some(mut timer) = self.timer_of(queue).filter(|timer| wanted || timer.owed > 0) else { return wanted };
         let (now_ns, vm) = (self.helpers.datapath.now_ns(), vm_of(self.helpers.settings.view, port));
         let due = timer.delivered(&Batch::of(&port.batches[1]), packets, vm, now_ns);
         if let (Interrupt::At(then_ns), Vm::Running(core)) = (due, vm) {
@@ -83,11 +88,12 @@ impl Coalesce for Coalescing {
         let (now_ns, due_ns) = (self.helpers.datapath.now_ns(), self.due_ns.load(Relaxed));
         // Never: whoever looks at all of them now may be stopped for long.
         if matches!(vm, Vm::Running(_)) && due_ns != NEVER && now_ns < due_ns {
-            // The timer may have been set for another.
-            if self.poller.load(Relaxed) == NOBODY {
+            // The timer may have been set for another. A core that polls ceases to look, if it is not its port any more.
+            let is_polled = self.poller.load(Relaxed) != NOBODY;
+            if !is_polled {
                 self.timer.set_ns(due_ns - now_ns);
             }
-            return true;
+            return is_polled;
         }
         if blocked {
             self.told.store(NOBODY, Relaxed);

@@ -16,7 +16,7 @@ pub(super) struct Middle {
 }
 
 impl Coalesce for Middle {
-    fn interrupts_now(&self, _: &Arc<Port>, _: &Queue, _: u32) -> bool {
+    fn interrupts_now(&self, _: &Arc<Port>, _: &Queue, _: u32, wanted: bool) -> bool {
         if let (Some(datapath), Some(change)) =
             (self.datapath.upgrade(), self.changes.lock().expect("one thread").pop_front())
         {
@@ -28,7 +28,7 @@ impl Coalesce for Middle {
                 Err(port) => drop(datapath.flows().remove_if(|f| f.key.in_port == port)),
             }
         }
-        true
+        wanted
     }
 
     fn look(&self, _: &Port, _: bool) -> bool {

@@ -153,9 +153,9 @@ fn to_wait_for_a_receivers_ring_is_not_to_copy() {
 struct Counted(AtomicU64);
 
 impl Coalesce for Counted {
-    fn interrupts_now(&self, _: &Arc<Port>, queue: &Queue, _: u32) -> bool {
+    fn interrupts_now(&self, _: &Arc<Port>, queue: &Queue, _: u32, wanted: bool) -> bool {
         self.0.store(queue.counters.busy_ns.get(), Relaxed);
-        true
+        wanted
     }
 
     fn look(&self, _: &Port, _: bool) -> bool {

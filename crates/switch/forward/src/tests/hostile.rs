@@ -306,11 +306,11 @@ impl std::fmt::Debug for InTheMiddle {
 }
 
 impl Coalesce for InTheMiddle {
-    fn interrupts_now(&self, _: &Arc<Port>, _: &Queue, _: u32) -> bool {
+    fn interrupts_now(&self, _: &Arc<Port>, _: &Queue, _: u32, wanted: bool) -> bool {
         if let Some(act) = self.0.lock().unwrap().take() {
             act();
         }
-        true
+        wanted
     }
 
     fn look(&self, _: &Port, _: bool) -> bool {

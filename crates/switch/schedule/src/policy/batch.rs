@@ -106,11 +106,11 @@ pub struct ReceiveTimer {
     /// Until when further packets wait: a period from the last interrupt.
     until_ns: u64,
     /// Packets that wait for an interrupt.
-    owed: u32,
+    pub owed: u32,
 }
 
 impl ReceiveTimer {
-    /// `packets` packets have been put into the ring of a guest that wants to be interrupted for them. It is, at once,
+    /// `packets` packets have been put into the ring of a guest that wants to be interrupted for them, or for some before them. It is, at once,
     /// if it is blocked (or might be, for all we know), if a batch is full, or if it has not been for a period.
     pub fn delivered(&mut self, batch: &Batch, packets: u32, vm: Vm, now_ns: u64) -> Interrupt {
         self.owed = self.owed.saturating_add(packets);
