@@ -144,8 +144,11 @@ impl CgroupAccounting {
     }
 
     /// The thread is about to end: what it still has to do, it does on our account, for it gives back memory, with a lock that the whole switch may wait for.
-    pub fn release(&self, thread: Thread) {
-        self.put(thread, &groups(std::process::id()));
+    pub fn release(&mut self, port: u32, thread: Thread) {
+        if self.vms.contains_key(&port) {
+            self.lifted.remove(&port);
+            self.put(thread, &groups(std::process::id()));
+        }
     }
 
     /// Puts back who has been lifted for long enough: whoever waits may have been stopped, too.
@@ -250,6 +253,50 @@ mod tests {
         assert_eq!(throttled(&all, "0::/machine/vm1\n"), 34);
         assert_eq!(throttled(&all, "0::/machine/vm2\n"), 4, "it has none of its own");
         assert_eq!((throttled(&all, "0::/\n"), throttled(&all, ""), throttled(&[], "0::/machine\n")), (0, 0, 0));
+    }
+
+    /// A hierarchy in a folder: what was put into a group last is in its file.
+    #[test]
+    fn who_ends_or_is_lifted_works_on_our_account() {
+        let (dir, us) = (tempfile::tempdir().unwrap(), std::process::id());
+        let hierarchy = Hierarchy { mount: dir.path().to_owned(), controller: None };
+        let theirs = "0::/vm\n";
+        let (own, from) = (groups(us), hierarchy.file("/vm"));
+        let Some(ours) = hierarchy.group(&own).map(|group| hierarchy.file(group)) else {
+            return println!("this process is in no control group of version 2: not tested");
+        };
+        for file in [&ours, &from] {
+            fs::create_dir_all(file.parent().unwrap()).unwrap();
+        }
+        let last = |file: &Path| fs::read_to_string(file).unwrap_or_default();
+        let stop = std::sync::Barrier::new(3);
+        std::thread::scope(|scope| {
+            let (tell, told) = std::sync::mpsc::channel();
+            for tell in [tell.clone(), tell] {
+                let stop = &stop;
+                scope.spawn(move || {
+                    tell.send(lasthop_sys::current_thread()).unwrap();
+                    stop.wait();
+                });
+            }
+            let [a, b] = [(); 2].map(|()| Thread { process: us, number: told.recv().unwrap() });
+            let mut accounting = CgroupAccounting { hierarchies: vec![hierarchy], ..CgroupAccounting::default() };
+            let now = Instant::now();
+            accounting.release(7, a);
+            assert_eq!(last(&ours), "", "it works for no VM");
+            accounting.vms.insert(7, us);
+            accounting.lift(7, a, now);
+            assert_eq!(last(&ours), a.number.to_string());
+            accounting.lifted.get_mut(&7).unwrap().from = theirs.to_owned();
+            // The port has another one now.
+            accounting.lift(7, b, now);
+            assert_eq!((last(&from), last(&ours)), (a.number.to_string(), b.number.to_string()));
+            accounting.lifted.get_mut(&7).unwrap().from = theirs.to_owned();
+            accounting.release(7, b);
+            accounting.step(now + 2 * LIFTED);
+            assert_eq!((last(&from), last(&ours)), (a.number.to_string(), b.number.to_string()), "it is not put back");
+            stop.wait();
+        });
     }
 
     #[test]

@@ -72,11 +72,12 @@ impl Supervisor {
         }
         // It is told at each attempt.
         let is_known = self.port_threads.refused(port.0).is_some();
-        let ends = self.port_threads.of(port.0, self.switch.pid()).filter(|_| news.thread == 0);
-        if let (Some(cgroup_accounting), Some(thread)) = (&self.cgroup_accounting, ends) {
-            cgroup_accounting.release(thread);
-        }
         self.port_threads.heard(port.0, news);
+        if let (Some(cgroup_accounting), Some(thread)) =
+            (&mut self.cgroup_accounting, self.port_threads.last(port.0, self.switch.pid()))
+        {
+            cgroup_accounting.release(port.0, thread);
+        }
         if let Some(why) = self.port_threads.refused(port.0).filter(|_| !is_known) {
             warn!("port {}: {why}", self.name_of_port(port.0));
         }

@@ -53,11 +53,11 @@ pub struct PortThreads {
 }
 
 impl PortThreads {
-    /// What the switch says of the port's threads.
+    /// What the switch says of the port's threads. Of its last one's end it may not hear, but of another one.
     pub fn heard(&mut self, port: u32, news: ThreadNews) {
-        match news.thread {
-            0 => self.ended.extend(self.numbers.remove(&port).map(|number| (port, number))),
-            number => _ = self.numbers.insert(port, number),
+        self.ended.extend(self.numbers.remove(&port).filter(|last| *last != news.thread).map(|last| (port, last)));
+        if news.thread != 0 {
+            self.numbers.insert(port, news.thread);
         }
         match news.refused {
             Some(why) => self.refused.insert(port, why),
@@ -105,6 +105,12 @@ impl PortThreads {
             "no thread can be started for it ({why}), and what its guest sends waits; it is tried again until there is one: raise what limits threads, pids.max of \
              lasthop's control group (TasksMax= of its unit) or kernel.threads-max, or give the host more memory"
         ))
+    }
+
+    /// The port's last one in this switch, which is about to end, unless its number is that of another port's by now.
+    pub fn last(&self, port: u32, switch: Option<u32>) -> Option<Thread> {
+        let number = *self.ended.get(&port)?;
+        Some(Thread { process: switch?, number }).filter(|_| self.numbers.values().all(|other| *other != number))
     }
 
     /// The port that this thread of the switch works for, or was the last to work for.
@@ -170,9 +176,15 @@ mod tests {
         // It has yet to let go of what it has.
         assert_eq!((threads.of(3, Some(9)), threads.port(17)), (None, Some(3)));
         assert_eq!(times(&mut threads)[0], Some(103));
+        assert_eq!(threads.last(3, Some(9)).map(|thread| thread.number), Some(17));
         threads.heard(3, news(19, 103));
         assert_eq!((threads.port(19), times(&mut threads)[0]), (Some(3), Some(103)));
         threads.heard(3, news(20, 153));
+        // The end of the one before was not said.
+        assert_eq!(threads.last(3, Some(9)).map(|thread| thread.number), Some(19));
+        threads.heard(4, news(19, 0));
+        assert_eq!(threads.last(3, Some(9)), None, "it is another port's");
+        threads.heard(4, news(18, 0));
         // Said twice, it is the same.
         threads.heard(3, news(20, 153));
         assert_eq!(times(&mut threads), [Some(253), Some(100), None]);

@@ -111,11 +111,14 @@ impl Supervisor {
         self.sessions.forget(config.id);
         self.replaced.forget(&sessions::process(&config.name));
         self.monitor.forget(config.id.0);
-        self.port_threads.forget(config.id.0);
-        self.cpu_bounds.forget(config.id);
         if let Some(cgroup_accounting) = &mut self.cgroup_accounting {
+            // It ends with the port.
+            let thread = self.port_threads.of(config.id.0, self.switch.pid());
+            thread.into_iter().for_each(|thread| cgroup_accounting.release(config.id.0, thread));
             cgroup_accounting.forget(config.id.0);
         }
+        self.port_threads.forget(config.id.0);
+        self.cpu_bounds.forget(config.id);
         self.followed.forget(config.id.0);
         info!("port {} removed", config.name);
         self.tell_switch(SupervisorToSwitch::DelPort(config.id));

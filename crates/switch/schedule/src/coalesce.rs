@@ -62,10 +62,6 @@ impl Coalescing {
 
 impl Coalesce for Coalescing {
     fn interrupts_now(&self, port: &Arc<Port>, queue: &Queue, packets: u32, wanted: bool) -> bool {
-        // The quick way for guests that never ask: no lock, in each visit. Relaxed: what this queue is owed was said with its lock held.
-        if !wanted && self.due_ns.load(Relaxed) == NEVER {
-            return false;
-        }
         // A driver that was not told does not say again that it wants to be: what it is owed grows all the same.
         let Some(mut timer) = self.timer_of(queue).filter(|timer| wanted || timer.owed > 0) else { return wanted };
         let (now_ns, vm) = (self.helpers.datapath.now_ns(), vm_of(self.helpers.settings.view, port));

@@ -73,7 +73,8 @@ impl Helpers {
                 Vec::new()
             });
             // Up to the first that is refused one: for what that is others are, too. They are late, and have their turn.
-            let ids = ready.into_iter().map(|id| PortId(id as u32)).chain(self.late());
+            let late = std::iter::once_with(|| self.late()).flatten();
+            let ids = ready.into_iter().map(|id| PortId(id as u32)).chain(late);
             ids.inspect(|_| beat.work()).all(|id| self.begin(id));
         }
     }

@@ -34,12 +34,14 @@ impl Site {
 
     /// All findings, once one is of this kind.
     fn finds(&self, kind: &str) -> Vec<Value> {
-        let mut found = Vec::new();
-        wait_for(&format!("the finding {kind}"), 3 * PATIENCE, || {
-            found = self.findings(|| ());
-            found.iter().any(|finding| finding["kind"] == kind)
-        });
-        found
+        let end = Instant::now() + 3 * PATIENCE;
+        loop {
+            let found = self.findings(|| ());
+            if found.iter().any(|finding| finding["kind"] == kind) {
+                return found;
+            }
+            assert!(Instant::now() < end, "{kind} is not found: {found:#?}, {}", self.deciders());
+        }
     }
 
     fn is_well(&self) {

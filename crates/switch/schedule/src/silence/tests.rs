@@ -162,8 +162,8 @@ fn a_thread_that_is_not_to_be_had_is_sent_no_end_of_descriptors() {
         }
     }
     workers.attach(&a.port, 1, own_kick(&a)).unwrap();
-    let kept = descriptors() - before;
-    assert!(kept <= 2, "{kept} descriptors more");
+    // What is replaced is closed a moment later.
+    wait_for("all but the last to be closed", || descriptors() <= before + 2);
     assert!(server.mailbox.waiting() <= 2, "{} letters", server.mailbox.waiting());
     // Now there is one, which goes by what was said last.
     workers.helpers.silent.lock().ports.insert(A, server);
@@ -172,7 +172,6 @@ fn a_thread_that_is_not_to_be_had_is_sent_no_end_of_descriptors() {
     numbered(&mut a, 0);
     a.driver.flush(0);
     wait_for("its packet", || came(&mut b, &mut Vec::new()));
-    wait_for("they are closed", || descriptors() <= before + 2);
 }
 
 /// Where there is no room to wait for any more, and of one that is looked at at times, threads stay.
