@@ -449,6 +449,30 @@ fn storms_are_limited() {
     assert!(flows.contains("limit_flood"), "{flows}");
 }
 
+/// A machine whose rings are longer than its port allows has no network, and the port says why; started with shorter ones it has.
+#[test]
+#[ignore = "rarely breaks, and takes long; `cargo xtask test --long` runs it"]
+fn a_machine_with_longer_rings_than_its_port_allows_has_no_network() {
+    let dir = scratch();
+    let ports = ["a", "b"].map(|name| Port::listen(name, dir.path()));
+    let lasthop = Lasthop::start(&ports);
+    lasthop.command(&["port", "set", "b", "--max-ring", "256"]);
+    let of_size = |size: u32| {
+        let nic = Nic::vhost_user(&ports[1].socket, 2).with(&format!("rx_queue_size={size}"));
+        VmConfig::new("b", [nic])
+    };
+    let [a, long] = Vm::boot_all([config("a", dir.path(), 1), of_size(1024)]);
+    let why = || lasthop.port("b")["last_error"].as_str().unwrap_or_default().to_owned();
+    wait_for("the port to say why", Duration::from_secs(30), || {
+        why().contains("1024 entries") && why().contains("256 (max-ring)")
+    });
+    assert!(none_answers(&[(&a, "10.9.0.2"), (&long, "10.9.0.1")]), "it has no network");
+    drop(long);
+    let b = Vm::boot(of_size(256));
+    checks::ping(&a, &b);
+    lasthop.check_sums();
+}
+
 /// A machine floods another, and its packets take a quarter of the processor time that they took before it was bounded.
 #[test]
 #[ignore = "rarely breaks, and takes long; `cargo xtask test --long` runs it"]
