@@ -63,9 +63,14 @@ impl Boost {
             // Less than 0: nobody waits any more.
             let thread = Thread { process: switch, number: number.saturating_abs() };
             if let (Some(cgroup_accounting), Some(port)) = (&mut cgroup_accounting, threads.port(thread.number)) {
-                if number > 0 { cgroup_accounting.lift(port, thread, now) } else { cgroup_accounting.settle(port) }
-            } else if number > 0 && thread.proc().exists() {
-                // It may have ended meanwhile.
+                if number > 0 {
+                    cgroup_accounting.lift(port, thread, now)
+                } else {
+                    cgroup_accounting.over(port, thread)
+                }
+            }
+            // A helper, which may have the number of a port's thread that has ended. It may have ended meanwhile.
+            if number > 0 && (cgroup_accounting.is_none() || !threads.has(number)) && thread.proc().exists() {
                 let _ = set_idle(number, false);
             }
         }

@@ -136,7 +136,14 @@ impl CgroupAccounting {
         }
     }
 
-    /// Nobody waits for the port's thread any more: it works on its VM's account again.
+    /// Nobody waits for this thread of the port's any more.
+    pub fn over(&mut self, port: u32, thread: Thread) {
+        if self.lifted.get(&port).is_some_and(|lifted| lifted.thread == thread) {
+            self.settle(port);
+        }
+    }
+
+    /// The port's thread works on its VM's account again.
     pub fn settle(&mut self, port: u32) {
         if let Some(Lifted { thread, from, .. }) = self.lifted.remove(&port) {
             self.put(thread, &from);
@@ -269,16 +276,17 @@ mod tests {
             fs::create_dir_all(file.parent().unwrap()).unwrap();
         }
         let last = |file: &Path| fs::read_to_string(file).unwrap_or_default();
-        let stop = std::sync::Barrier::new(3);
         std::thread::scope(|scope| {
             let (tell, told) = std::sync::mpsc::channel();
-            for tell in [tell.clone(), tell] {
-                let stop = &stop;
+            // They end when these are dropped, however this ends.
+            let _stop = [tell.clone(), tell].map(|tell| {
+                let (stop, stopped) = std::sync::mpsc::channel::<()>();
                 scope.spawn(move || {
                     tell.send(lasthop_sys::current_thread()).unwrap();
-                    stop.wait();
+                    let _ = stopped.recv();
                 });
-            }
+                stop
+            });
             let [a, b] = [(); 2].map(|()| Thread { process: us, number: told.recv().unwrap() });
             let mut accounting = CgroupAccounting { hierarchies: vec![hierarchy], ..CgroupAccounting::default() };
             let now = Instant::now();
@@ -292,10 +300,11 @@ mod tests {
             accounting.lift(7, b, now);
             assert_eq!((last(&from), last(&ours)), (a.number.to_string(), b.number.to_string()));
             accounting.lifted.get_mut(&7).unwrap().from = theirs.to_owned();
+            accounting.over(7, a);
+            assert_eq!(last(&ours), b.number.to_string(), "somebody waits for the other");
             accounting.release(7, b);
             accounting.step(now + 2 * LIFTED);
             assert_eq!((last(&from), last(&ours)), (a.number.to_string(), b.number.to_string()), "it is not put back");
-            stop.wait();
         });
     }
 

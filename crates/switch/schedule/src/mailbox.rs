@@ -32,8 +32,8 @@ impl<T> Mailbox<T> {
 
     /// The same, in place of letters that have not been read and are of no use beside it.
     pub(crate) fn replace(&self, letter: T, is_of_no_use: impl Fn(&T) -> bool) {
-        // Dropped without the lock.
-        let _: Vec<T> = self.letters.lock().extract_if(.., |before| is_of_no_use(before)).collect();
+        // Dropped at the end, without the lock.
+        let _before: Vec<T> = self.letters.lock().extract_if(.., |before| is_of_no_use(before)).collect();
         self.send(letter);
     }
 

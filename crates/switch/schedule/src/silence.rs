@@ -3,7 +3,7 @@
 //!
 //! It waits for the epoll of each port, and for that once ([`lasthop_sys::Watches`]). Who watches a front-end's eventfd, and takes it out again, is its port's thread alone: so nobody else waits, however
 //! many wait for that eventfd, and a kick that comes at any moment is in that epoll for whoever looks next. The kernel may say so late, or never (docs/decisions/silent-ports.md), and a thread may not be
-//! to be had: so `waits` looks at some of these epolls itself, four times a second. All threads of ports are started by this one or by the main thread, which are of one class, with the same cores and
+//! to be had: so `waits` looks at some of these epolls itself, at least four times a second. All threads of ports are started by this one or by the main thread, which are of one class, with the same cores and
 //! control group: none has those of a helper, a poller or another port.
 
 use crate::helper::Helpers;
