@@ -162,7 +162,7 @@ fn a_thread_that_is_not_to_be_had_is_sent_no_end_of_descriptors() {
         }
     }
     workers.attach(&a.port, 1, own_kick(&a)).unwrap();
-    // Another test may have a copy of one for a moment, where it starts a process.
+    // What a peer sent is closed aside, by another thread.
     wait_for("all but the last to be closed", || descriptors() <= before + 2);
     assert!(server.mailbox.waiting() <= 2, "{} letters", server.mailbox.waiting());
     // Now there is one, which goes by what was said last.
