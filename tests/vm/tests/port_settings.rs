@@ -244,7 +244,7 @@ const BEYOND: &str = "10.9.0.100";
 /// Two stations beyond an uplink, each of which counts what it gets.
 const STATIONS: [&str; 2] = ["02:00:00:00:00:0a", "02:00:00:00:00:0b"];
 
-/// Machines a and b flood what takes 20 Mbit/s from both together.
+/// Machines a and b flood what takes less from both together.
 struct Flooded {
     machines: Vec<Vm>,
     lasthop: Lasthop,
@@ -276,11 +276,11 @@ impl Flooded {
         site
     }
 
-    /// A third machine.
+    /// A third machine, which takes 60 Mbit/s: whoever is to get a 31st of it waits 0.3 s for each burst of 64. At 20 it would be longer than senders are patient (1 s).
     fn guest() -> Self {
         let site = Self::of(Netns::new(), &["a", "b", "c"]);
         checks::ping(&site.machines[0], &site.machines[2]);
-        site.lasthop.command(&["port", "set", "c", "--rate-to", "20M"]);
+        site.lasthop.command(&["port", "set", "c", "--rate-to", "60M"]);
         let mac = site.machines[2].config.nics[0].mac();
         site.flood([&mac, &mac]);
         site
@@ -415,7 +415,7 @@ fn a_flood_of_an_uplink_delays_another_machines_ping_by_no_more_than_its_share()
     site.lasthop.check_sums();
 }
 
-/// A machine that is to get no more than 20 Mbit/s, and is sent far more by two others.
+/// A machine that is to get no more than 60 Mbit/s, and is sent far more by two others.
 #[test]
 #[ignore = "rarely breaks, and takes long; `cargo xtask test --long` runs it"]
 fn machines_share_a_slow_guest_by_weight_and_priority() {
@@ -424,10 +424,12 @@ fn machines_share_a_slow_guest_by_weight_and_priority() {
         let drops = site.lasthop.port("c")["to_guest"]["drops"].as_array().cloned().unwrap_or_default();
         drops.iter().map(|drop| drop["packets"].as_u64().expect("a number")).sum::<u64>()
     };
-    is_shared(&site, || site.went());
-    // What is dropped there counts as gone: it has to be little for that to be what came.
-    let (dropped, went) = (dropped(), site.went().iter().sum::<u64>() / 1400);
-    assert!(dropped < went / 100, "{dropped} of {went}");
+    // What is dropped there counts as gone: it has to be little, of 7000 packets at least, for that to be what came.
+    is_shared(&site, || {
+        let dropped = dropped();
+        assert!(dropped < 100, "{dropped} were dropped, and whose they are nobody knows");
+        site.went()
+    });
 }
 
 /// A guest that may flood little: its broadcasts are few, its other traffic is not touched.
