@@ -68,9 +68,8 @@ impl Boost {
                 } else {
                     cgroup_accounting.over(port, thread)
                 }
-            }
-            // A helper, which may have the number of a port's thread that has ended. It may have ended meanwhile.
-            if number > 0 && (cgroup_accounting.is_none() || !threads.has(number)) && thread.proc().exists() {
+            } else if number > 0 && thread.proc().exists() {
+                // It may have ended meanwhile.
                 let _ = set_idle(number, false);
             }
         }

@@ -111,7 +111,7 @@ impl CgroupAccounting {
     }
 
     /// Others wait for a lock that the port's thread has, and its VM may have no processor time left: it works on our account,
-    /// until [`CgroupAccounting::settle`] or for [`LIFTED`].
+    /// until [`CgroupAccounting::over`] or for [`LIFTED`].
     pub fn lift(&mut self, port: u32, thread: Thread, now: Instant) {
         let until = now + LIFTED;
         // It may have another one now.
@@ -144,7 +144,7 @@ impl CgroupAccounting {
     }
 
     /// The port's thread works on its VM's account again.
-    pub fn settle(&mut self, port: u32) {
+    fn settle(&mut self, port: u32) {
         if let Some(Lifted { thread, from, .. }) = self.lifted.remove(&port) {
             self.put(thread, &from);
         }
@@ -301,10 +301,16 @@ mod tests {
             assert_eq!((last(&from), last(&ours)), (a.number.to_string(), b.number.to_string()));
             accounting.lifted.get_mut(&7).unwrap().from = theirs.to_owned();
             accounting.over(7, a);
-            assert_eq!(last(&ours), b.number.to_string(), "somebody waits for the other");
+            assert_eq!(last(&from), a.number.to_string(), "somebody waits for the other");
+            accounting.over(7, b);
+            assert_eq!(last(&from), b.number.to_string(), "nobody waits for it");
+            // Now it is about to end.
+            accounting.lift(7, b, now);
+            accounting.lifted.get_mut(&7).unwrap().from = theirs.to_owned();
+            fs::write(&from, "").unwrap();
             accounting.release(7, b);
             accounting.step(now + 2 * LIFTED);
-            assert_eq!((last(&from), last(&ours)), (a.number.to_string(), b.number.to_string()), "it is not put back");
+            assert_eq!((last(&from), last(&ours)), (String::new(), b.number.to_string()), "it is not put back");
         });
     }
 

@@ -37,7 +37,7 @@ impl Thread {
 #[serde(transparent)]
 pub struct PortThreads {
     numbers: BTreeMap<u32, i32>,
-    /// Of each port the one before that which it has, if it has one: until it has ended, it may have a lock that others wait for.
+    /// Of each port the thread before its present one, or its last if it has none now. While it has not ended it may hold a lock that others wait for.
     #[serde(skip)]
     ended: BTreeMap<u32, i32>,
     /// Processor time that each port's threads had used when it was looked at last or the switch said so, in nanoseconds. It is told of those that have ended
@@ -111,11 +111,6 @@ impl PortThreads {
     pub fn last(&self, port: u32, switch: Option<u32>) -> Option<Thread> {
         let number = *self.ended.get(&port)?;
         Some(Thread { process: switch?, number }).filter(|_| self.numbers.values().all(|other| *other != number))
-    }
-
-    /// Whether this thread of the switch is a port's, and not one that has ended or is about to.
-    pub fn has(&self, number: i32) -> bool {
-        self.numbers.values().any(|thread| *thread == number)
     }
 
     /// The port that this thread of the switch works for, or was the last to work for.

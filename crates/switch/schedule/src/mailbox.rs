@@ -52,3 +52,30 @@ impl<T> Mailbox<T> {
         std::mem::take(&mut *self.letters.lock())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicUsize;
+
+    /// Notes whether its mailbox's lock was free when it was dropped.
+    struct Letter(Arc<Mailbox<Letter>>, Arc<[AtomicUsize; 2]>);
+
+    impl Drop for Letter {
+        fn drop(&mut self) {
+            self.1[usize::from(self.0.letters.try_lock().is_some())].fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// To drop a letter may close descriptors, which others would wait for.
+    #[test]
+    fn what_is_replaced_is_dropped_without_the_lock() {
+        let (mailbox, dropped) = (Arc::new(Mailbox::new().unwrap()), Arc::default());
+        let letter = || Letter(mailbox.clone(), Arc::clone(&dropped));
+        (0..3).for_each(|_| mailbox.send(letter()));
+        mailbox.replace(letter(), |_| true);
+        assert_eq!(dropped.each_ref().map(|count| count.load(Ordering::Relaxed)), [0, 3], "with it, and without");
+        assert_eq!(mailbox.take().len(), 1);
+    }
+}

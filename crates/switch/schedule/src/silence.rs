@@ -3,7 +3,7 @@
 //!
 //! It waits for the epoll of each port, and for that once ([`lasthop_sys::Watches`]). Who watches a front-end's eventfd, and takes it out again, is its port's thread alone: so nobody else waits, however
 //! many wait for that eventfd, and a kick that comes at any moment is in that epoll for whoever looks next. The kernel may say so late, or never (docs/decisions/silent-ports.md), and a thread may not be
-//! to be had: so `waits` looks at some of these epolls itself, at least four times a second. All threads of ports are started by this one or by the main thread, which are of one class, with the same cores and
+//! to be had: so `waits` looks at some of these epolls itself, about four times a second. All threads of ports are started by this one or by the main thread, which are of one class, with the same cores and
 //! control group: none has those of a helper, a poller or another port.
 
 use crate::helper::Helpers;
@@ -38,7 +38,8 @@ pub(crate) struct Silent {
 impl Helpers {
     /// Keeps what a port's thread, this one, leaves, and has the next one started when there is something for it. It is given back where that cannot be waited for.
     pub(crate) fn leave(&self, mut server: Box<Server>) -> Option<Box<Server>> {
-        // Before the lock: a quota of the VM stops a thread where a system call ends.
+        // The time before the lock: a quota of the VM stops a thread where a system call ends. Where it stops this one in those that are made with the lock,
+        // who waits for it asks for it to be lifted.
         let (id, used_ns, mut silent) = (server.port.id, server.used_ns + thread_time_ns(), self.silent.lock());
         if silent.stopping || self.settings.watches.watch(&server.epoll, id.0.into()).is_err() {
             return Some(server).filter(|_| !silent.stopping);
