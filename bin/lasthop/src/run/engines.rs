@@ -471,9 +471,9 @@ impl Supervisor {
     /// Refuses engines without one that a port is set to.
     fn check_nobody_is_set_there(&self, new: &Engines) -> Result<(), String> {
         let set = |name: &String| self.settings.get(name)?.engine?.polls_on().map(usize::from);
-        for config in self.configs() {
-            let name = config.name;
-            if let Some(cpu) = set(&name).filter(|cpu| self.engines.now.poll.contains(*cpu) && !new.poll.contains(*cpu))
+        for config in self.each_config() {
+            let name = &config.name;
+            if let Some(cpu) = set(name).filter(|cpu| self.engines.now.poll.contains(*cpu) && !new.poll.contains(*cpu))
             {
                 let engine = engine_name(EngineKind::Poll.name(), cpu);
                 return Err(format!(
@@ -520,9 +520,8 @@ impl Supervisor {
 
     /// A port stays with the engine that it was set to.
     pub(super) fn put_back(&mut self, Moved { port, before }: Moved) {
-        let Some(name) = self.configs().into_iter().find(|config| config.id == port).map(|config| config.name) else {
-            return;
-        };
+        let Some(config) = self.each_config().find(|config| config.id == port) else { return };
+        let name = config.name.clone();
         let mut settings = self.settings.get(&name).cloned().unwrap_or_default();
         settings.engine = before;
         self.remember_settings(&name, settings);

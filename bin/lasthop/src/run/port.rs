@@ -10,6 +10,7 @@ use super::closing::Closing;
 use super::handover;
 use super::owner::{self, FileOwner, Ids};
 use super::presence::Presence;
+use super::setup::There;
 use super::socket::{self, Access, Listener};
 use super::store::SavedPort;
 pub use handed::PortState;
@@ -152,6 +153,11 @@ impl Port {
     pub fn to_saved(&self) -> SavedPort {
         let PortConfig { name, path, client, .. } = self.config.clone();
         SavedPort { name, path, client, tx_batch: self.tx_batch, owner: self.owner.clone() }
+    }
+
+    /// What another port must differ from.
+    pub fn there(&self) -> There<'_> {
+        There { name: &self.config.name, path: &self.config.path, owner: self.owner.as_ref() }
     }
 
     /// Binds the socket of a listening port, reported by `epoll` as `token`. The error says what to do.
@@ -370,13 +376,21 @@ impl Port {
     }
 
     /// When [`Port::step`] next has something to do, if no event comes first.
-    pub fn deadline(&self, switch_up: bool) -> Option<Instant> {
+    pub fn deadline(&self, switch_up: impl FnOnce() -> bool) -> Option<Instant> {
         match &self.end {
             End::Listen { again_at, waiting, .. } => {
-                let refuse_at = waiting.as_ref().filter(|_| switch_up).map(|(_, at)| *at);
+                let refuse_at = waiting.as_ref().map(|(_, at)| *at).filter(|_| switch_up());
                 again_at.iter().chain(&refuse_at).min().copied()
             }
-            End::Connect { again_at, .. } => (switch_up && self.live.is_none()).then_some(*again_at),
+            End::Connect { again_at, .. } => (self.live.is_none() && switch_up()).then_some(*again_at),
+        }
+    }
+
+    /// Whether [`Port::step`] may have something to do.
+    pub fn is_due(&self, now: Instant) -> bool {
+        match &self.end {
+            End::Listen { again_at, waiting, .. } => waiting.is_some() || again_at.is_some_and(|at| at <= now),
+            End::Connect { again_at, .. } => self.live.is_none() && *again_at <= now,
         }
     }
 
@@ -465,33 +479,33 @@ mod tests {
         let mut waits = Vec::new();
         for _ in 0..10 {
             assert!(port.step(Context { epoll: &epoll, presence, now, switch_up: true }, 1).is_none());
-            let next = port.deadline(true).unwrap();
+            let next = port.deadline(|| true).unwrap();
             waits.push((next - now).as_millis());
             now = next;
         }
         assert_eq!(waits, [0, 5, 10, 20, 40, 80, 160, 320, 500, 500]);
-        assert_eq!(port.deadline(false), None, "without a switch there is nothing to do");
+        assert_eq!(port.deadline(|| false), None, "without a switch there is nothing to do");
 
         let _listener = UnixListener::bind(&path).unwrap();
         let connection = port.step(Context { epoll: &epoll, presence, now, switch_up: true }, 1);
         assert!(connection.is_some());
-        assert_eq!(port.deadline(true), None);
+        assert_eq!(port.deadline(|| true), None);
         // It lasted: the loss is answered at once.
         now += Duration::from_secs(5);
         port.connection_closed(now, "test");
-        assert_eq!(port.deadline(true), Some(now));
+        assert_eq!(port.deadline(|| true), Some(now));
         // Short ones are not.
         let mut waits = Vec::new();
         for _ in 0..4 {
             assert!(port.step(Context { epoll: &epoll, presence, now, switch_up: true }, 1).is_some());
             port.connection_closed(now, "test");
-            let next = port.deadline(true).unwrap();
+            let next = port.deadline(|| true).unwrap();
             waits.push((next - now).as_millis());
             now = next;
         }
         assert_eq!(waits, [5, 10, 20, 40]);
         port.switch_gone(now);
-        assert_eq!(port.deadline(true), Some(now), "a new switch is connected at once");
+        assert_eq!(port.deadline(|| true), Some(now), "a new switch is connected at once");
     }
 
     #[test]
@@ -519,11 +533,11 @@ mod tests {
 
         let mut fourth = UnixStream::connect(&path).unwrap();
         port.accept(cx);
-        let refuse_at = port.deadline(true).unwrap();
+        let refuse_at = port.deadline(|| true).unwrap();
         assert_eq!(refuse_at, now + HAND_OVER);
         assert!(port.step(Context { now: refuse_at, ..cx }, 1).is_none());
         assert!(ended(&mut fourth), "the second one stayed");
-        assert_eq!(port.deadline(true), None);
+        assert_eq!(port.deadline(|| true), None);
     }
 
     /// A peer of another user: here the owner is another, and the peer is not root.
@@ -559,7 +573,7 @@ mod tests {
         port.accept(down);
         let later = now + Duration::from_secs(60);
         assert!(port.step(Context { now: later, ..down }, 1).is_none());
-        assert_eq!(port.deadline(false), None);
+        assert_eq!(port.deadline(|| false), None);
         assert!(port.step(Context { now: later, switch_up: true, ..down }, 1).is_some());
         assert!(!ended(&mut front_end), "there is a copy, should the switch not end");
         port.switch_gone(later);

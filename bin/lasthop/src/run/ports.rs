@@ -19,8 +19,7 @@ use tracing::{error, info, warn};
 
 impl Supervisor {
     pub(super) fn add_port(&mut self, new: SavedPort, settings: PortSettings) -> Result<PortConfig, String> {
-        let there: Vec<SavedPort> = self.ports.values().map(Port::to_saved).collect();
-        check_new(there.iter(), &new)?;
+        check_new(self.ports.values().map(Port::there), &new)?;
         lasthop_policy::check_new_name(&new.name)?;
         self.check_static_addresses(&new.name, &settings)?;
         self.check_minimums(&new.name, &settings)?;
@@ -60,7 +59,7 @@ impl Supervisor {
                 return self.switch.kill();
             }
         }
-        for config in self.configs() {
+        for config in self.each_config().cloned().collect::<Vec<_>>() {
             self.switch.send(SupervisorToSwitch::AddPort(config.id, config.name.clone()), None);
             self.tell_limits(config.id, &config.name);
         }
@@ -137,6 +136,10 @@ impl Supervisor {
                 }
                 None => {}
             }
+            // Of a thousand ports one has something to do, for which its process has to be looked up.
+            if !port.is_due(now) {
+                continue;
+            }
             let switch_up = self.switch.is_up() && self.sessions.is_up(id);
             let cx = Context { epoll: &self.epoll, presence: &self.presence, now, switch_up };
             if let Some(connection) = port.step(cx, token(port)) {
@@ -177,15 +180,19 @@ impl Supervisor {
         id
     }
 
-    /// All ports, those of uplinks included.
-    pub(super) fn configs(&self) -> Vec<PortConfig> {
+    /// All ports, those of uplinks included; without how packets of each are gathered.
+    pub(super) fn each_config(&self) -> impl Iterator<Item = &PortConfig> {
         let uplinks = self.uplinks.values().filter(|uplink| !uplink.is_leaving());
-        let configs = self.ports.values().map(|port| &port.config).chain(uplinks.map(|u| &u.config));
+        self.ports.values().map(|port| &port.config).chain(uplinks.map(|u| &u.config))
+    }
+
+    /// All ports as control is told of them.
+    pub(super) fn configs(&self) -> Vec<PortConfig> {
         let gathered = |config: &PortConfig| {
             let [tx_batch, rx_batch] = self.batches(config.id, &config.name).map(|batch| (batch.us, batch.packets));
             PortConfig { tx_batch, rx_batch, ..config.clone() }
         };
-        configs.map(gathered).collect()
+        self.each_config().map(gathered).collect()
     }
 
     /// A port with the next number.

@@ -69,11 +69,11 @@ impl Supervisor {
 
     /// Ports that are to have a queue at an uplink, those first that have been there for longer.
     fn owners(&self, net: &str) -> Vec<Owner> {
-        let owner = |config: PortConfig| {
+        let owner = |config: &PortConfig| {
             let wanted = self.settings.get(&config.name)?.queue_of.as_ref().filter(|wanted| wanted.uplink == net)?;
-            Some(Owner { port: config.id, name: config.name, size: wanted.size })
+            Some(Owner { port: config.id, name: config.name.clone(), size: wanted.size })
         };
-        let mut owners: Vec<_> = self.configs().into_iter().filter_map(owner).collect();
+        let mut owners: Vec<_> = self.each_config().filter_map(owner).collect();
         owners.sort_by_key(|owner| owner.port);
         owners
     }
@@ -123,7 +123,7 @@ impl Supervisor {
 
     /// Says which ports have no queue although they are to have one: the uplink may be another than when that was said.
     pub(super) fn warn_of_queues(&self) {
-        for config in self.configs() {
+        for config in self.each_config() {
             if let Some(settings) = self.settings.get(&config.name)
                 && let Err(why) = self.check_queue_of(&config.name, settings)
             {

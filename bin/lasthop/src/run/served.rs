@@ -177,9 +177,12 @@ impl Supervisor {
 
     /// Tells control what keeps front-ends from ports, as far as that has changed.
     pub(super) fn tell_faults(&mut self) {
-        for port in self.ports.values_mut() {
-            let id = port.config.id;
-            let trouble = self.sessions.trouble(id).or_else(|| self.port_threads.refused(id.0));
+        // Most have none: what all have is looked at once, in their order, and not each looked up.
+        let mut troubles = self.sessions.troubles().peekable();
+        for (id, port) in &mut self.ports {
+            while troubles.next_if(|(of, _)| of < id).is_some() {}
+            let of_session = troubles.next_if(|(of, _)| of == id).map(|(_, trouble)| trouble);
+            let trouble = of_session.or_else(|| self.port_threads.refused(*id));
             if let Some(fault) = port.fault_news(trouble) {
                 self.control.send(SupervisorToControl::PortFault { port: port.config.id, fault }, None);
             }

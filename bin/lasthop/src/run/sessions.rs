@@ -117,6 +117,11 @@ impl Sessions {
         self.all.get(&port.0)?.child.trouble()
     }
 
+    /// The same of all that have such trouble, in the order of their ports.
+    pub fn troubles(&self) -> impl Iterator<Item = (u32, String)> {
+        self.all.iter().filter_map(|(id, session)| Some((*id, session.child.trouble()?)))
+    }
+
     /// Whether a front-end can be handed to this port's process.
     pub fn is_up(&self, port: PortId) -> bool {
         let is_up = |session: &Session| session.child.is_ready() && !session.aside.is_stuck();

@@ -78,7 +78,7 @@ impl Supervisor {
     /// An address is static at one port only.
     pub(super) fn check_static_addresses(&self, name: &str, settings: &PortSettings) -> Result<(), String> {
         let wanted: BTreeSet<_> = settings.static_addresses().collect();
-        let there = self.configs().into_iter().filter(|config| config.name != name);
+        let there = self.each_config().filter(|config| config.name != name);
         for config in there {
             let others = self.settings.get(&config.name).into_iter().flat_map(PortSettings::static_addresses);
             if let Some((vlan, mac)) = others.into_iter().find(|address| wanted.contains(address)) {
@@ -150,7 +150,7 @@ impl Supervisor {
 
     /// Open vSwitch limits a port, or does not any more.
     pub(super) fn limit_port(&mut self, name: String, limits: [Option<RateLimit>; 2]) {
-        let Some(config) = self.configs().into_iter().find(|config| config.name == name) else { return };
+        let Some(config) = self.each_config().find(|config| config.name == name).cloned() else { return };
         let text = |limit: Option<RateLimit>| match limit {
             Some(RateLimit { bytes: 0, packets, .. }) => format!("{packets} packets a second"),
             Some(RateLimit { bytes, packets: 0, .. }) => format!("{} bits a second", bytes * 8),
@@ -175,8 +175,8 @@ impl Supervisor {
 
     /// Sends the settings of all ports that have any to a new control.
     pub(super) fn tell_all_settings(&mut self) {
-        let set = self.configs().into_iter().filter(|config| self.settings.contains_key(&config.name));
-        for config in set.collect::<Vec<_>>() {
+        let set = self.each_config().filter(|config| self.settings.contains_key(&config.name));
+        for config in set.cloned().collect::<Vec<_>>() {
             self.tell_settings(config.id, &config.name);
         }
     }

@@ -5,6 +5,7 @@ use super::devices::{self, Device};
 use super::engines::{EnginesOfRun, allowed_cpus};
 use super::given::{Given, does_not_hold};
 use super::open_vswitch::{self, Decides, OpenVswitch, Told};
+use super::owner::FileOwner;
 use super::served::{Served, Serves};
 use super::settings_text::changed;
 use super::socket::{self, Access, Listener};
@@ -382,8 +383,25 @@ fn absolute(ports: &[PortArg]) -> Result<Vec<SavedPort>, RunError> {
     Ok(checked)
 }
 
+/// What a new port must differ from: a port that there is.
+#[derive(Clone, Copy, Debug)]
+pub struct There<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// Its socket's path.
+    pub path: &'a str,
+    /// Who may use it, if that is said.
+    pub owner: Option<&'a FileOwner>,
+}
+
+impl<'a> From<&'a SavedPort> for There<'a> {
+    fn from(SavedPort { name, path, owner, .. }: &'a SavedPort) -> Self {
+        Self { name, path, owner: owner.as_ref() }
+    }
+}
+
 /// Checks that a port may stand beside those there are. The error says what is wrong; what to do.
-pub fn check_new<'a>(there: impl Iterator<Item = &'a SavedPort>, new: &SavedPort) -> Result<(), String> {
+pub fn check_new<'a>(there: impl Iterator<Item = impl Into<There<'a>>>, new: &SavedPort) -> Result<(), String> {
     lasthop_policy::check_name(&new.name)?;
     if !Path::new(&new.path).is_absolute() {
         return Err(format!("{:?} is not an absolute path; write it from / on", new.path));
@@ -391,11 +409,11 @@ pub fn check_new<'a>(there: impl Iterator<Item = &'a SavedPort>, new: &SavedPort
     socket::check_length(Path::new(&new.path))?;
     new.tx_batch.map_or(Ok(()), Batch::check)?;
     // All ports travel to control in one message; 20 bytes are more than the other fields of one take.
-    let bytes_of = |port: &SavedPort| {
-        port.name.len() + port.path.len() + port.owner.as_ref().map_or(0, |owner| owner.to_string().len()) + 20
+    let bytes_of = |port: There<'_>| {
+        port.name.len() + port.path.len() + port.owner.map_or(0, |owner| owner.to_string().len()) + 20
     };
-    let mut bytes = bytes_of(new);
-    for port in there {
+    let mut bytes = bytes_of(new.into());
+    for port in there.map(Into::into) {
         if port.name == new.name {
             return Err(format!("there is a port {} already; choose another name", port.name));
         }

@@ -425,7 +425,7 @@ impl Supervisor {
 
     fn deadline(&self) -> Option<Instant> {
         let up = |port: PortId| self.switch.is_up() && self.sessions.is_up(port);
-        let ports = self.ports.values().filter_map(|port| port.deadline(up(port.config.id)));
+        let ports = self.ports.values().filter_map(|port| port.deadline(|| up(port.config.id)));
         let uplinks = self.uplinks.values().filter_map(|uplink| uplink.deadline(up(uplink.config.id)));
         let uplinks = uplinks.chain(self.uplink_lists_deadline()).chain(self.threads_deadline());
         let uplinks = uplinks.chain(self.segments.as_ref().and_then(Segments::deadline));

@@ -49,8 +49,7 @@ impl Supervisor {
         if !std::mem::take(&mut self.unkept.look) {
             return;
         }
-        let configs = self.configs();
-        let told: Vec<_> = configs.iter().map(|config| self.told(config)).collect();
+        let told: Vec<_> = self.each_config().map(|config| self.told(config)).collect();
         let now = Minimums::of(&told).unkept();
         if now != self.unkept.said {
             match &now {
@@ -63,8 +62,7 @@ impl Supervisor {
 
     /// Refuses settings by which ports are to get more at least than an uplink takes, or which take away from what they were promised.
     pub(super) fn check_minimums(&self, name: &str, settings: &PortSettings) -> Result<(), String> {
-        let configs = self.configs();
-        let before: Vec<_> = configs.iter().map(|config| self.told(config)).collect();
+        let before: Vec<_> = self.each_config().map(|config| self.told(config)).collect();
         let mut after: Vec<_> = before.iter().filter(|told| told.name != name).copied().collect();
         // A new one has no number yet, and is none of an uplink's: those have no settings when they are made.
         let (port, uplink) =
