@@ -69,11 +69,8 @@ impl PortEntry {
                 if queue % 2 == 1
                     && let Err(error) = workers.attach(port, queue as u16, fd)
                 {
-                    self.datapath.say(
-                        port.id,
-                        Level::Error,
-                        format!("what comes from queue {queue} is not looked for: {error}"),
-                    );
+                    let line = format!("what comes from queue {queue} is not looked for: {error}");
+                    self.datapath.say(port.id, Level::Error, line);
                 }
                 port.refresh();
                 return false;

@@ -15,7 +15,7 @@ use lasthop_ipc::{
     UpcallPacket,
 };
 use lasthop_schedule::{Settings, Workers};
-use lasthop_sys::{Beat, Epoll, Foreign, Trigger, Watches};
+use lasthop_sys::{Beat, Epoll, Foreign, Trigger, Watches, prepare_to_drop_aside};
 use lasthop_types::{DropReason, Level, PortId, PortTotals};
 use lasthop_virtqueue::{JOURNAL_BYTES, Journal, Patience};
 use rustix::net::{Shutdown, shutdown};
@@ -99,6 +99,7 @@ impl Server {
             warn(format!("not known what cores and VMs do: {error}"));
             None
         });
+        prepare_to_drop_aside()?;
         let epoll = Epoll::new()?;
         epoll.add(&supervisor, SUPERVISOR, Trigger::Level)?;
         epoll.add(datapath.news(), NEWS, Trigger::Level)?;

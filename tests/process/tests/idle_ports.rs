@@ -223,6 +223,31 @@ fn a_thread_that_cannot_be_started_is_tried_again_and_its_port_says_so() {
     lasthop.check_sums();
 }
 
+/// Its memory among it, which may be all that there is of huge pages: nothing more need come for that port.
+#[test]
+fn what_a_guest_leaves_behind_is_let_go_of_as_soon_as_a_thread_can_be_had() {
+    let (lasthop, mut a, mut b, dir) = site(&["--thread-idle", "100"]);
+    a.greet(&mut b, 1);
+    wait_for_rest(&lasthop);
+    let closing = || named(&lasthop, "close-").len();
+    wait_for("threads that close to end", PATIENCE, || closing() == 0);
+    let maps = || std::fs::read_to_string(format!("/proc/{}/maps", lasthop.switch())).expect("root may");
+    let mapped = || maps().matches("memfd:").count();
+    let Some(bound) = Bound::of(&lasthop) else {
+        return println!("no control groups that bound threads here: not tested");
+    };
+    bound.write("pids.max", "0");
+    let before = mapped();
+    drop(a);
+    wait_for("its port to be down", PATIENCE, || lasthop.port("a")["state"] != "up");
+    assert_eq!((mapped(), closing()), (before, 0));
+    bound.write("pids.max", "max");
+    wait_for("its memory to be let go of", PATIENCE, || mapped() < before);
+    wait_for("threads that close to end", PATIENCE, || closing() == 0);
+    let mut a = Guest::connect(&dir.path().join("a.sock"), mac(1), Options::default());
+    a.greet_when_back(&mut b, 2);
+}
+
 /// Ports, but where somebody wants to see what more cost.
 const MANY: usize = 200;
 const MORE: &str = "LASTHOP_TEST_PORTS";
@@ -263,6 +288,10 @@ fn many_connected_ports_without_a_thread_of_their_own() {
     let connect = |n: usize| Guest::connect(&dir.path().join(format!("m{n}.sock")), mac(n), small);
     let mut guests: Vec<_> = (0..many).map(connect).collect();
     wait_for_rest(&lasthop);
+    // Of `lasthop run`, the switch, control and each session process.
+    let few = |pid: u32| if proc::name(pid) == "lasthop-session" { 1 } else { 10 };
+    let all_have_few = || lasthop.pids().into_iter().all(|pid| proc::threads(pid) <= few(pid));
+    wait_for("threads that close to end", PATIENCE, all_have_few);
     let connected = memory(&lasthop);
     println!("{} KiB a connected port without a thread", (connected - empty) as f64 / many as f64);
     let pids: Vec<_> = lasthop.pids().into_iter().map(|pid| (pid, proc::name(pid))).collect();

@@ -10,7 +10,7 @@ use super::supervisor::Supervisor;
 pub use handed::SessionsState;
 use lasthop_ipc::Channel;
 use lasthop_session_ipc::{Bounds, LONGEST_MESSAGE, SessionToSupervisor, Step, SupervisorToSession};
-use lasthop_sys::{Aside, Epoll};
+use lasthop_sys::{Aside, Epoll, prepare_to_drop_aside};
 use lasthop_types::PortId;
 use std::collections::BTreeMap;
 use std::io;
@@ -63,6 +63,10 @@ pub struct Sessions {
 impl Sessions {
     /// None yet.
     pub fn new(program: PathBuf, watchdog: Option<Duration>) -> Self {
+        // Else whoever has something to be closed starts a thread for it.
+        if let Err(e) = prepare_to_drop_aside() {
+            warn!("no thread that closes what front-ends sent can be started yet: {e}");
+        }
         Self { program, watchdog, all: BTreeMap::new(), bounds: BTreeMap::new(), waits: false }
     }
 
@@ -134,8 +138,6 @@ impl Sessions {
         let (for_switch, for_session) = Channel::<(), ()>::pair().map_err(io::Error::other)?;
         session.part();
         session.vm = None;
-        // Starts the thread that lets go of the copy: the connection's end is a bad moment to find that there can be no more threads.
-        session.aside.drop_aside(());
         session.copy = Some(for_switch.try_clone()?);
         if let Some(bounds) = self.bounds.get(&port.0).filter(|bounds| **bounds != Bounds::default()) {
             // The process may be another than the one that was told.

@@ -2,40 +2,51 @@
 //!
 //! Not even SIGKILL ends such a close: a file of a FUSE mount asks whoever serves that mount first, a
 //! TCP socket with SO_LINGER waits for its peer, and the last to let go of a huge file frees all its pages. So whatever a peer
-//! sent us (and the connection itself, in which more may lie unread) is closed by a thread that does nothing else. There is
-//! one of these for each port that has had a peer: one that is stuck holds up that port's descriptors and nobody else's.
+//! sent us (and the connection itself, in which more may lie unread) is closed by a thread that does nothing else. Each port that has something
+//! to be closed has one: one that is stuck holds up that port's descriptors and nobody else's. It ends when there has been nothing for a moment.
+//!
+//! In the switch and in `lasthop run` all of these are started by one more, `close` ([`prepare_to_drop_aside`]): not by whoever has something to be
+//! closed, who may be of another class, on a core where somebody polls, or in a VM's control group. Where no thread can be had, that is tried again until there is
+//! one. `close` itself closes nothing: it would have to wait for ever, too.
 
 use crate::signal_cost::SignalCost;
+use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 /// What takes longer than this to be dropped is not what a VM's front-end sends.
 const LONG: Duration = Duration::from_secs(1);
 /// Most things that may wait to be dropped. A front-end that behaves has a few dozen descriptors in all.
 const MANY: usize = 1024;
+/// A thread that has had nothing for so long ends: what one front-end sends, or leaves behind, comes at once. And when a thread is asked for again that could not be had.
+const IDLE: Duration = Duration::from_millis(if cfg!(test) { 2 } else { 1000 });
+const STACK: usize = 64 << 10;
 
 /// A value to drop, and whether its drop may take long.
 type Thing = (Box<dyn Send>, bool);
 
-/// Drops one port's things, in order, on a thread of its own, which is started with the first. Any thread may use it;
+/// Drops one port's things, in order, on a thread of its own, which is there while there are some. Any thread may use it;
 /// nothing here waits for that thread.
 #[derive(Debug)]
 pub struct Aside {
-    name: String,
     things: Sender<Thing>,
-    /// Until the thread runs.
-    not_started: Mutex<Option<Receiver<Thing>>>,
-    progress: Arc<Progress>,
+    work: Arc<Work>,
     /// How long signals take that this port's peers are sent.
     pub(crate) signal_cost: SignalCost,
 }
 
-#[derive(Debug, Default)]
-struct Progress {
+/// What its thread has of it.
+#[derive(Debug)]
+struct Work {
+    name: String,
+    things: Mutex<Receiver<Thing>>,
+    /// A thread has it, or has been asked for.
+    served: AtomicBool,
     waiting: AtomicUsize,
     /// When the thread began with what it is about, in milliseconds of [`now_ms`]; 0: it waits for work, or that may last.
     since_ms: AtomicU64,
@@ -45,14 +56,9 @@ impl Aside {
     /// `name`: for the thread, as `close-NAME`.
     pub fn new(name: &str) -> Arc<Self> {
         let (things, receiver) = channel();
-        let (not_started, progress) = (Mutex::new(Some(receiver)), Arc::default());
-        Arc::new(Self {
-            name: format!("close-{name}"),
-            things,
-            not_started,
-            progress,
-            signal_cost: SignalCost::default(),
-        })
+        let (served, waiting, since_ms, signal_cost) = Default::default();
+        let work = Work { name: format!("close-{name}"), things: Mutex::new(receiver), served, waiting, since_ms };
+        Arc::new(Self { things, work: Arc::new(work), signal_cost })
     }
 
     /// Drops it soon, on the thread.
@@ -66,39 +72,61 @@ impl Aside {
     }
 
     fn push(&self, thing: Thing) {
-        self.progress.waiting.fetch_add(1, Ordering::Relaxed);
-        // The receiver lives as long as we do: in the thread, or here.
+        self.work.waiting.fetch_add(1, Ordering::Relaxed);
+        // The receiver lives as long as we do.
         let _ = self.things.send(thing);
-        let mut not_started = self.not_started.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(things) = not_started.take() {
-            *not_started = self.start(things);
-        }
-    }
-
-    /// `None`, or what the thread was to have: it is tried again with the next thing, and until then nothing is closed.
-    fn start(&self, things: Receiver<Thing>) -> Option<Receiver<Thing>> {
-        let (progress, slot) = (self.progress.clone(), Arc::new(Mutex::new(Some(things))));
-        let theirs = slot.clone();
-        let thread = std::thread::Builder::new().name(self.name.clone()).stack_size(64 << 10).spawn(move || {
-            let things = theirs.lock().unwrap_or_else(PoisonError::into_inner).take();
-            for (thing, may_last) in things.iter().flatten() {
-                progress.since_ms.store(if may_last { 0 } else { now_ms() }, Ordering::Relaxed);
-                drop(thing);
-                progress.since_ms.store(0, Ordering::Relaxed);
-                progress.waiting.fetch_sub(1, Ordering::Release);
+        // AcqRel, as in `serve`: of the two swaps one comes first. If ours does, the thread finds what we have sent.
+        if !self.work.served.swap(true, Ordering::AcqRel) {
+            let asked = STARTER.get().is_some_and(|starter| starter.send(self.work.clone()).is_ok());
+            if !asked && self.work.clone().start().is_err() {
+                self.work.served.store(false, Ordering::Release);
             }
-        });
-        match thread {
-            Ok(_) => None,
-            Err(_) => slot.lock().unwrap_or_else(PoisonError::into_inner).take(),
         }
     }
 
     /// Something does not end, or too much waits: nothing more should be taken from whoever it came from.
     pub fn is_stuck(&self) -> bool {
-        let since_ms = self.progress.since_ms.load(Ordering::Relaxed);
+        let since_ms = self.work.since_ms.load(Ordering::Relaxed);
         let long = since_ms != 0 && now_ms().saturating_sub(since_ms) > LONG.as_millis() as u64;
-        long || self.progress.waiting.load(Ordering::Acquire) > MANY
+        long || self.work.waiting.load(Ordering::Acquire) > MANY
+    }
+}
+
+/// The thread that starts all others of this process, if it has one.
+static STARTER: OnceLock<Sender<Arc<Work>>> = OnceLock::new();
+
+/// Starts the thread that starts all others: they are of the class, on the cores and in the control group of the thread that calls this. For a process whose threads differ in
+/// that; to be called once. In others whoever has something to be dropped starts a thread for it, and tries that again with the next thing.
+pub fn prepare_to_drop_aside() -> io::Result<()> {
+    let (ask, asked) = channel();
+    Builder::new().name("close".into()).stack_size(STACK).spawn(move || {
+        let mut refused = Vec::new();
+        loop {
+            refused.extend(asked.recv_timeout(if refused.is_empty() { Duration::MAX } else { IDLE }));
+            refused.retain(|work: &Arc<Work>| work.clone().start().is_err());
+        }
+    })?;
+    STARTER.set(ask).or(Ok(()))
+}
+
+impl Work {
+    fn start(self: Arc<Self>) -> io::Result<()> {
+        Builder::new().name(self.name.clone()).stack_size(STACK).spawn(move || self.serve()).map(drop)
+    }
+
+    /// Drops what there is and what comes, until nothing has for [`IDLE`].
+    fn serve(&self) {
+        let things = self.things.lock().unwrap_or_else(PoisonError::into_inner);
+        let finish = |(thing, may_last): Thing| {
+            self.since_ms.store(if may_last { 0 } else { now_ms() }, Ordering::Relaxed);
+            drop(thing);
+            self.since_ms.store(0, Ordering::Relaxed);
+            self.waiting.fetch_sub(1, Ordering::Release);
+        };
+        std::iter::from_fn(|| things.recv_timeout(IDLE).ok()).for_each(finish);
+        // Who comes from here on asks for another thread, which waits for the lock.
+        self.served.swap(false, Ordering::AcqRel);
+        things.try_iter().for_each(finish);
     }
 }
 
@@ -191,6 +219,52 @@ mod tests {
         assert_eq!((told.recv(), told.recv()), (Ok("slow"), Ok("quick")), "in order");
         while port.is_stuck() {
             std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn threads(name: &str) -> usize {
+        let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+        tasks
+            .filter(|task| std::fs::read_to_string(task.path().join("comm")).is_ok_and(|comm| comm.trim() == name))
+            .count()
+    }
+
+    #[test]
+    fn a_thread_is_there_while_there_is_something() {
+        let (port, (tell, told)) = (Aside::new("brief"), channel());
+        for _ in 0..3 {
+            // Many at once: one thread.
+            let (end, ended) = channel();
+            port.drop_aside(Slow(ended, tell.clone()));
+            (0..100).for_each(|_| port.drop_aside(Quick(tell.clone())));
+            while threads("close-brief") == 0 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            assert_eq!(threads("close-brief"), 1);
+            drop(end);
+            assert_eq!(told.recv(), Ok("slow"));
+            (0..100).for_each(|_| assert_eq!(told.recv(), Ok("quick")));
+            while threads("close-brief") > 0 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            assert_eq!(port.work.waiting.load(Ordering::Acquire), 0);
+        }
+    }
+
+    /// Things come just as threads end, which others start from some time on.
+    #[test]
+    fn nothing_is_left_where_a_thread_ends() {
+        let (port, (tell, told)) = (Aside::new("edge"), channel());
+        for round in 0..1000 {
+            if round == 500 {
+                prepare_to_drop_aside().unwrap();
+                while threads("close") != 1 {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            }
+            port.drop_aside(Quick(tell.clone()));
+            assert_eq!(told.recv_timeout(Duration::from_secs(20)), Ok("quick"), "{round}");
+            std::thread::sleep(IDLE.saturating_sub(Duration::from_micros(20)) + Duration::from_micros(round % 100));
         }
     }
 

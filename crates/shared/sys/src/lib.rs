@@ -33,7 +33,7 @@ mod watches;
 
 #[cfg(any(test, feature = "supervisor"))]
 pub use affinity::{CpuList, ParseCpusError};
-pub use aside::{Aside, Foreign};
+pub use aside::{Aside, Foreign, prepare_to_drop_aside};
 #[cfg(feature = "cycles")]
 pub use cycles::cycles;
 pub use epoll::{Epoll, Trigger};

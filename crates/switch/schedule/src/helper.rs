@@ -40,7 +40,7 @@ const ASLEEP: u64 = u64::MAX;
 /// All helpers of a switch, and behind them those that poll. Shared by everybody.
 #[derive(Debug)]
 pub(crate) struct Helpers {
-    all: Vec<Helper>,
+    pub(crate) all: Vec<Helper>,
     pub(crate) datapath: Arc<Datapath>,
     pub(crate) settings: Settings,
     /// How long they look for more before they sleep.
@@ -51,11 +51,11 @@ pub(crate) struct Helpers {
 }
 
 #[derive(Debug)]
-struct Helper {
+pub(crate) struct Helper {
     cpu: usize,
     /// It owns its core, and its rings for good.
     polls: bool,
-    mailbox: Mailbox<Letter>,
+    pub(crate) mailbox: Mailbox<Letter>,
     /// When it last polled its rings. Relaxed: a time, compared with limits that are longer than any store takes to be seen.
     beat_ns: AtomicU64,
     thread: OnceLock<i32>,
@@ -64,10 +64,11 @@ struct Helper {
 }
 
 #[derive(Debug)]
-enum Letter {
+pub(crate) enum Letter {
     Offer(Arc<OwnedRing>, Option<Arrivals>),
     /// An interrupt of this port's guest is held back: it is due once the helper gets to run. One that polls looks when it is.
     InterruptDue(Arc<Port>),
+    #[cfg(test)]
     Stop,
 }
 
@@ -97,11 +98,6 @@ impl Helpers {
             std::thread::Builder::new().name(name).spawn(move || thread.serve()).map(drop)
         };
         self.all.iter().enumerate().try_for_each(start)
-    }
-
-    /// Ends the threads.
-    pub(crate) fn stop(&self) {
-        self.all.iter().for_each(|helper| helper.mailbox.send(Letter::Stop));
     }
 
     /// A port's thread has found so many packets in a ring with these `arrivals`. Those by which a helper is to have the ring, if more are expected
@@ -277,6 +273,7 @@ impl Thread {
                         self.held.retain(|held| !Arc::ptr_eq(held, &port));
                         self.held.push(port);
                     }
+                    #[cfg(test)]
                     Letter::Stop => return,
                 }
             }

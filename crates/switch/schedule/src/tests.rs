@@ -1,9 +1,11 @@
 //! Guests on our own driver side, real rings, and the threads that look after them.
 
 use crate::defaults::told;
-use crate::helper::Helpers;
+use crate::helper::{self, Helpers};
 use crate::owned_ring::OwnedRing;
 use crate::policy::Arrivals;
+use crate::port;
+use crate::silence::Silent;
 use crate::workers::{Settings, Workers};
 use lasthop_flow::{Action, FlowSpec};
 use lasthop_forward::{Datapath, Port};
@@ -22,6 +24,23 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 mod held;
+
+impl Helpers {
+    fn stop(&self) {
+        self.all.iter().for_each(|helper| helper.mailbox.send(helper::Letter::Stop));
+    }
+}
+
+/// Of a process the threads end with it, wherever they are; here there are others after them. Nobody waits for their ends: a ring stops with its queue's lock held.
+impl Drop for Workers {
+    fn drop(&mut self) {
+        self.helpers.stop();
+        // Who leaves its port from now on leaves nothing.
+        *self.helpers.silent.lock() = Silent { stopping: true, ..Silent::default() };
+        let mailboxes = self.ports.drain().filter_map(|(_, entry)| entry.mailbox);
+        mailboxes.for_each(|mailbox| mailbox.send(port::Letter::Stop));
+    }
+}
 
 /// How long anything that must happen may take on a slow, busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);

@@ -5,7 +5,6 @@ use crate::helper::Helpers;
 use crate::mailbox::Mailbox;
 use crate::owned_ring::OwnedRing;
 use crate::port::{Letter, Server};
-use crate::silence::Silent;
 use lasthop_forward::{Datapath, Port};
 use lasthop_ipc::SwitchSettings;
 use lasthop_sys::hostview::HostView;
@@ -118,15 +117,4 @@ impl Workers {
 /// What was said of the vring before, and is not read yet, counts no more: a front-end may say very much, with descriptors, while no thread can be had.
 fn tell(mailbox: &Mailbox<Letter>, queue: u16, ring: Option<Arc<OwnedRing>>) {
     mailbox.replace(Letter::Ring(queue, ring), |before| matches!(before, Letter::Ring(of, _) if *of == queue));
-}
-
-/// Nobody waits for their ends: a ring stops with its queue's lock held.
-impl Drop for Workers {
-    fn drop(&mut self) {
-        self.helpers.stop();
-        // Who leaves its port from now on leaves nothing.
-        *self.helpers.silent.lock() = Silent { stopping: true, ..Silent::default() };
-        let mailboxes = self.ports.drain().filter_map(|(_, entry)| entry.mailbox);
-        mailboxes.for_each(|mailbox| mailbox.send(Letter::Stop));
-    }
 }

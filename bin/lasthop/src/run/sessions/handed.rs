@@ -66,10 +66,6 @@ impl Sessions {
             session.copy = copy.map(|copy| taker.fd(copy)).transpose()?;
             session.before = before.map(|before| taker.fd(before)).transpose()?;
             (session.vm, session.outlived) = (vm, outlived);
-            if session.copy.is_some() {
-                // As where it was made.
-                session.aside.drop_aside(());
-            }
         }
         Ok(())
     }
