@@ -26,5 +26,6 @@ fn confined(
     let report = program.enter_sandbox().map_err(|e| format!("sandbox: {e}"))?;
     tracing::info!("sandbox: {report}");
     log.start(std::io::stderr()).map_err(|e| format!("no thread for the log: {e}"))?;
+    lasthop_sys::prepare_to_drop_aside().map_err(|e| format!("no thread for what clients send: {e}"))?;
     Ok(serve()?)
 }

@@ -91,7 +91,7 @@ async fn accept(listener: UnixListener, calls: mpsc::Sender<Call>, clients: Clie
         if aside.is_stuck() {
             if !std::mem::replace(&mut stuck, true) {
                 tracing::warn!(
-                    "API: what a client sent does not close (files of a FUSE mount, or sockets that linger): nobody else is let in until it does"
+                    "API: what a client sent does not close (files of a FUSE mount, sockets that linger, or no thread can be started, by pids.max, that would close it): nobody else is let in until it does"
                 );
             }
             tokio::time::sleep(STUCK_WAIT).await;

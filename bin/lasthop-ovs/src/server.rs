@@ -142,7 +142,7 @@ impl Server {
         let is_stuck = self.aside.is_stuck();
         if is_stuck && !std::mem::replace(&mut self.stuck, is_stuck) {
             tracing::warn!(
-                "what a client sent does not close (files of a FUSE mount, or sockets that linger): no other program of Open vSwitch's is let in until it does"
+                "what a client sent does not close (files of a FUSE mount, sockets that linger, or no thread can be started, by pids.max, that would close it): no other program of Open vSwitch's is let in until it does"
             );
         }
         self.stuck = is_stuck;

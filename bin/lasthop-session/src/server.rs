@@ -16,6 +16,8 @@ use std::time::{Duration, Instant};
 
 /// When nothing has been said for so long, what it took to hear and do it is given back.
 const TIDY: Duration = Duration::from_secs(1);
+/// When a thread that closes what front-ends sent is tried again, where none could be had: their memory goes with that.
+const CLOSE_AGAIN: Duration = Duration::from_millis(500);
 
 const SUPERVISOR: u64 = 0;
 const FRONT_END: u64 = 1;
@@ -72,7 +74,8 @@ impl Server {
         loop {
             let deadline = self.heard().and_then(|session| session.deadline());
             let wait = deadline.map(|at| at.saturating_duration_since(Instant::now()));
-            let wait = wait.into_iter().chain((!tidy).then_some(TIDY)).min();
+            let wait = wait.into_iter().chain((!tidy).then_some(TIDY));
+            let wait = wait.chain(self.aside.try_again().then_some(CLOSE_AGAIN)).min();
             self.beat.sleep();
             self.epoll.wait(&mut ready, wait)?;
             self.beat.work();

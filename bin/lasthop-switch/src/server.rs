@@ -242,7 +242,8 @@ impl Server {
     fn connect(&mut self, id: PortId, channel: OwnedFd, vm: Option<u32>) {
         let ports = self.ports.len() as u64;
         let bytes = self.max_guest_memory.min(ADDRESS_SPACE / ports.max(1));
-        let Some(entry) = self.ports.get_mut(&id) else { return drop(Foreign::from(channel)) };
+        // The supervisor has told of the port before, and has a copy of the channel as well.
+        let Some(entry) = self.ports.get_mut(&id) else { return };
         let limits = MemoryLimits { bytes, ..MemoryLimits::default() };
         let rings = Rings::new(entry.port.queues.clone(), entry.aside.clone(), limits, &entry.mapped);
         if entry.aside.is_stuck() || rings.excess().is_some() {

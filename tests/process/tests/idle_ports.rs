@@ -159,20 +159,20 @@ fn a_thread_that_begins_has_the_class_and_the_cpus_of_the_main_thread() {
     }
 }
 
-/// A control group that bounds how many threads the switch may have.
+/// A control group that bounds how many threads some processes may have.
 struct Bound(PathBuf);
 
 impl Bound {
     /// `None`: there are none here that can.
-    fn of(lasthop: &Lasthop) -> Option<Self> {
-        let name = format!("lasthop-test-{}", lasthop.switch());
+    fn of(processes: &[u32]) -> Option<Self> {
+        let name = format!("lasthop-test-{}", processes[0]);
         let groups = ["/sys/fs/cgroup/pids", "/sys/fs/cgroup"].map(|mount| Path::new(mount).join(&name));
         let makes = |group: &PathBuf| {
             let made = std::fs::create_dir(group).is_ok();
             made && (group.join("pids.max").exists() || std::fs::remove_dir(group).is_err())
         };
         let bound = Self(groups.into_iter().find(makes)?);
-        bound.write("cgroup.procs", &lasthop.switch().to_string());
+        processes.iter().for_each(|process| bound.write("cgroup.procs", &process.to_string()));
         Some(bound)
     }
 
@@ -196,7 +196,7 @@ fn a_thread_that_cannot_be_started_is_tried_again_and_its_port_says_so() {
     let (lasthop, mut a, mut b, _dir) = site(&["--thread-idle", "100"]);
     a.greet(&mut b, 1);
     wait_for_rest(&lasthop);
-    let Some(bound) = Bound::of(&lasthop) else {
+    let Some(bound) = Bound::of(&[lasthop.switch()]) else {
         return println!("no control groups that bound threads here: not tested");
     };
     bound.write("pids.max", "0");
@@ -223,27 +223,38 @@ fn a_thread_that_cannot_be_started_is_tried_again_and_its_port_says_so() {
     lasthop.check_sums();
 }
 
-/// Its memory among it, which may be all that there is of huge pages: nothing more need come for that port.
+/// Its memory among it, which may be all that there is of huge pages: nothing more need come for that port. The switch has it mapped, and a's session process has its file.
 #[test]
 fn what_a_guest_leaves_behind_is_let_go_of_as_soon_as_a_thread_can_be_had() {
     let (lasthop, mut a, mut b, dir) = site(&["--thread-idle", "100"]);
     a.greet(&mut b, 1);
     wait_for_rest(&lasthop);
-    let closing = || named(&lasthop, "close-").len();
-    wait_for("threads that close to end", PATIENCE, || closing() == 0);
+    let line = |pid: u32| std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let is_of_a = |pid: &u32| proc::name(*pid) == "lasthop-session" && line(*pid).contains("--port\0a\0");
+    let session = lasthop.pids().into_iter().find(is_of_a).expect("it has one");
+    let processes = [lasthop.switch(), session];
+    let tasks = |pid: u32| std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let name = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("comm")).unwrap_or_default();
+    let closing = || processes.iter().flat_map(|pid| tasks(*pid)).any(|task| name(task).starts_with("close-"));
+    wait_for("threads that close to end", PATIENCE, || !closing());
     let maps = || std::fs::read_to_string(format!("/proc/{}/maps", lasthop.switch())).expect("root may");
-    let mapped = || maps().matches("memfd:").count();
-    let Some(bound) = Bound::of(&lasthop) else {
+    let files = || std::fs::read_dir(format!("/proc/{session}/fd")).expect("root may").flatten();
+    let is_memory = |link: PathBuf| link.to_str().is_some_and(|link| link.contains("memfd:"));
+    let has = || {
+        let held = files().filter_map(|fd| std::fs::read_link(fd.path()).ok()).filter(|link| is_memory(link.clone()));
+        [maps().matches("memfd:").count(), held.count()]
+    };
+    let Some(bound) = Bound::of(&processes) else {
         return println!("no control groups that bound threads here: not tested");
     };
     bound.write("pids.max", "0");
-    let before = mapped();
+    let before = has();
     drop(a);
     wait_for("its port to be down", PATIENCE, || lasthop.port("a")["state"] != "up");
-    assert_eq!((mapped(), closing()), (before, 0));
+    assert!((has(), closing()) == (before, false), "{:?} of {before:?}", has());
     bound.write("pids.max", "max");
-    wait_for("its memory to be let go of", PATIENCE, || mapped() < before);
-    wait_for("threads that close to end", PATIENCE, || closing() == 0);
+    wait_for("its memory to be let go of", PATIENCE, || has().iter().zip(before).all(|(now, before)| *now < before));
+    wait_for("threads that close to end", PATIENCE, || !closing());
     let mut a = Guest::connect(&dir.path().join("a.sock"), mac(1), Options::default());
     a.greet_when_back(&mut b, 2);
 }
@@ -288,10 +299,10 @@ fn many_connected_ports_without_a_thread_of_their_own() {
     let connect = |n: usize| Guest::connect(&dir.path().join(format!("m{n}.sock")), mac(n), small);
     let mut guests: Vec<_> = (0..many).map(connect).collect();
     wait_for_rest(&lasthop);
-    // Of `lasthop run`, the switch, control and each session process.
-    let few = |pid: u32| if proc::name(pid) == "lasthop-session" { 1 } else { 10 };
-    let all_have_few = || lasthop.pids().into_iter().all(|pid| proc::threads(pid) <= few(pid));
-    wait_for("threads that close to end", PATIENCE, all_have_few);
+    let tasks = |pid: u32| std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let name = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("comm")).unwrap_or_default();
+    let closes = |pid: u32| tasks(pid).any(|task| name(task).starts_with("close-"));
+    wait_for("threads that close to end", PATIENCE, || !lasthop.pids().into_iter().any(closes));
     let connected = memory(&lasthop);
     println!("{} KiB a connected port without a thread", (connected - empty) as f64 / many as f64);
     let pids: Vec<_> = lasthop.pids().into_iter().map(|pid| (pid, proc::name(pid))).collect();

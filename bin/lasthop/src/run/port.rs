@@ -203,7 +203,7 @@ impl Port {
     pub fn accept(&mut self, cx: Context<'_>) {
         for _ in 0..ACCEPT_BURST {
             if self.aside.is_stuck() {
-                return self.rest(cx, STUCK_WAIT, "connections that ended do not close: front-ends have sent files of a FUSE mount, or sockets that linger; end whoever serves them".into());
+                return self.rest(cx, STUCK_WAIT, "connections that ended do not close: front-ends have sent files of a FUSE mount, or sockets that linger (end whoever serves them), or no thread can be started, by pids.max, that would close them".into());
             }
             let End::Listen { listener: Some(listener), .. } = &self.end else { return };
             let connection = match listener.accept() {
@@ -219,8 +219,9 @@ impl Port {
             let End::Listen { waiting, .. } = &mut self.end else { return };
             // One that waits and has hung up meanwhile must not keep out the next: a front-end that comes and goes.
             if waiting.as_ref().is_none_or(|(old, _)| socket::has_hung_up(old)) {
-                let old = waiting.replace((connection, cx.now + HAND_OVER));
-                self.aside.drop_aside(Closing::new(old));
+                if let Some((old, _)) = waiting.replace((connection, cx.now + HAND_OVER)) {
+                    self.aside.drop_aside(Closing::new(old));
+                }
             } else {
                 self.refuse_second(connection, cx.now);
             }
@@ -239,7 +240,7 @@ impl Port {
     fn part(&mut self) -> Option<Instant> {
         self.hang_up();
         let Live { since, copy } = self.live.take()?;
-        self.aside.drop_aside(Closing::new(copy));
+        copy.into_iter().for_each(|copy| self.aside.drop_aside(Closing::new(copy)));
         Some(since)
     }
 
@@ -436,8 +437,10 @@ impl Drop for Port {
             return;
         }
         self.part();
-        if let End::Listen { waiting, .. } = &mut self.end {
-            self.aside.drop_aside(Closing::new(waiting.take()));
+        if let End::Listen { waiting, .. } = &mut self.end
+            && let Some((connection, _)) = waiting.take()
+        {
+            self.aside.drop_aside(Closing::new(connection));
         }
     }
 }

@@ -63,9 +63,10 @@ pub struct Sessions {
 impl Sessions {
     /// None yet.
     pub fn new(program: PathBuf, watchdog: Option<Duration>) -> Self {
-        // Else whoever has something to be closed starts a thread for it.
         if let Err(e) = prepare_to_drop_aside() {
-            warn!("no thread that closes what front-ends sent can be started yet: {e}");
+            warn!(
+                "no thread can be started ({e}), and what front-ends leave behind is closed only if one can be had just then"
+            );
         }
         Self { program, watchdog, all: BTreeMap::new(), bounds: BTreeMap::new(), waits: false }
     }

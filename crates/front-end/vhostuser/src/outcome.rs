@@ -83,7 +83,7 @@ pub enum SessionError {
     #[error("the front-end does not read its replies")]
     RepliesUnread,
     #[error(
-        "descriptors that this port's front-ends sent do not close (files of a FUSE mount, or sockets that linger); end whoever serves them"
+        "descriptors that this port's front-ends sent do not close (files of a FUSE mount, or sockets that linger: end whoever serves them; or no thread can be started, by pids.max, that would close them)"
     )]
     Unclosed,
     #[error("{0}")]

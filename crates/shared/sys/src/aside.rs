@@ -5,9 +5,12 @@
 //! sent us (and the connection itself, in which more may lie unread) is closed by a thread that does nothing else. Each port that has something
 //! to be closed has one: one that is stuck holds up that port's descriptors and nobody else's. It ends when there has been nothing for a moment.
 //!
-//! In the switch and in `lasthop run` all of these are started by one more, `close` ([`prepare_to_drop_aside`]): not by whoever has something to be
-//! closed, who may be of another class, on a core where somebody polls, or in a VM's control group. Where no thread can be had, that is tried again until there is
-//! one. `close` itself closes nothing: it would have to wait for ever, too.
+//! In the switch, where others than the main thread have something to be closed, and in processes that would not try again, all of these are started by one more, `closers`
+//! ([`prepare_to_drop_aside`]): whoever has something to be closed may be of another class, on a core where somebody polls, or in a VM's control group. Where no thread can be had,
+//! that is tried again until there is one. `closers` itself closes nothing: it would have to wait for ever, too.
+
+#[cfg(any(test, feature = "programs", feature = "supervisor"))]
+mod others;
 
 use crate::signal_cost::SignalCost;
 use std::io;
@@ -16,7 +19,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::thread::Builder;
+use std::thread::{Builder, Thread};
 use std::time::{Duration, Instant};
 
 /// What takes longer than this to be dropped is not what a VM's front-end sends.
@@ -24,7 +27,7 @@ const LONG: Duration = Duration::from_secs(1);
 /// Most things that may wait to be dropped. A front-end that behaves has a few dozen descriptors in all.
 const MANY: usize = 1024;
 /// A thread that has had nothing for so long ends: what one front-end sends, or leaves behind, comes at once. And when a thread is asked for again that could not be had.
-const IDLE: Duration = Duration::from_millis(if cfg!(test) { 2 } else { 1000 });
+const IDLE: Duration = Duration::from_millis(if cfg!(test) { 0 } else { 1000 });
 const STACK: usize = 64 << 10;
 
 /// A value to drop, and whether its drop may take long.
@@ -77,8 +80,10 @@ impl Aside {
         let _ = self.things.send(thing);
         // AcqRel, as in `serve`: of the two swaps one comes first. If ours does, the thread finds what we have sent.
         if !self.work.served.swap(true, Ordering::AcqRel) {
-            let asked = STARTER.get().is_some_and(|starter| starter.send(self.work.clone()).is_ok());
-            if !asked && self.work.clone().start().is_err() {
+            if let Some((ask, starter)) = STARTER.get() {
+                let _ = ask.send(self.work.clone());
+                starter.unpark();
+            } else if self.work.clone().start().is_err() {
                 self.work.served.store(false, Ordering::Release);
             }
         }
@@ -92,21 +97,25 @@ impl Aside {
     }
 }
 
-/// The thread that starts all others of this process, if it has one.
-static STARTER: OnceLock<Sender<Arc<Work>>> = OnceLock::new();
+/// The thread that starts all others of this process, if it has one. It is parked, and not asleep in the channel: who sends while somebody sleeps there takes a lock that all share,
+/// and may be a helper that loses its core with it.
+static STARTER: OnceLock<(Sender<Arc<Work>>, Thread)> = OnceLock::new();
 
 /// Starts the thread that starts all others: they are of the class, on the cores and in the control group of the thread that calls this. For a process whose threads differ in
-/// that; to be called once. In others whoever has something to be dropped starts a thread for it, and tries that again with the next thing.
+/// that, or that have nobody who [tries again](Aside::try_again); to be called once. In others whoever has something to be dropped starts a thread for it.
 pub fn prepare_to_drop_aside() -> io::Result<()> {
     let (ask, asked) = channel();
-    Builder::new().name("close".into()).stack_size(STACK).spawn(move || {
-        let mut refused = Vec::new();
+    let starter = Builder::new().name("closers".into()).stack_size(STACK).spawn(move || {
+        let mut refused = Vec::<Arc<Work>>::new();
         loop {
-            refused.extend(asked.recv_timeout(if refused.is_empty() { Duration::MAX } else { IDLE }));
-            refused.retain(|work: &Arc<Work>| work.clone().start().is_err());
+            refused.extend(asked.try_iter());
+            // What refuses one thread refuses others.
+            let started = refused.iter().take_while(|work| Arc::clone(work).start().is_ok()).count();
+            refused.drain(..started);
+            std::thread::park_timeout(if refused.is_empty() { Duration::MAX } else { IDLE });
         }
     })?;
-    STARTER.set(ask).or(Ok(()))
+    STARTER.set((ask, starter.thread().clone())).or(Ok(()))
 }
 
 impl Work {
@@ -153,14 +162,6 @@ impl Foreign {
     /// Where whatever comes from the same peer is to be dropped.
     pub fn aside(&self) -> &Arc<Aside> {
         &self.aside
-    }
-}
-
-/// Of a peer without a port: all of these share one thread.
-impl From<OwnedFd> for Foreign {
-    fn from(fd: OwnedFd) -> Self {
-        static PORTLESS: OnceLock<Arc<Aside>> = OnceLock::new();
-        Self::new(fd, PORTLESS.get_or_init(|| Aside::new("peers")))
     }
 }
 
@@ -251,21 +252,41 @@ mod tests {
         }
     }
 
-    /// Things come just as threads end, which others start from some time on.
+    /// Threads end at once here, so most things come just as one ends; others than whoever has something start them from some time on.
     #[test]
     fn nothing_is_left_where_a_thread_ends() {
         let (port, (tell, told)) = (Aside::new("edge"), channel());
-        for round in 0..1000 {
-            if round == 500 {
+        for prepared in [false, true] {
+            if prepared {
                 prepare_to_drop_aside().unwrap();
-                while threads("close") != 1 {
-                    std::thread::sleep(Duration::from_millis(1));
-                }
             }
-            port.drop_aside(Quick(tell.clone()));
-            assert_eq!(told.recv_timeout(Duration::from_secs(20)), Ok("quick"), "{round}");
-            std::thread::sleep(IDLE.saturating_sub(Duration::from_micros(20)) + Duration::from_micros(round % 100));
+            std::thread::scope(|scope| {
+                for _ in 0..3 {
+                    scope.spawn(|| {
+                        for n in 0..10_000 {
+                            port.drop_aside(Quick(tell.clone()));
+                            (0..n % 64).for_each(|_| std::hint::spin_loop());
+                        }
+                    });
+                }
+            });
+            for n in 0..30_000 {
+                assert_eq!(told.recv_timeout(Duration::from_secs(20)), Ok("quick"), "{n}");
+            }
         }
+        assert!(!port.try_again());
+    }
+
+    #[test]
+    fn what_no_thread_could_be_had_for_is_tried_again() {
+        let (port, (tell, told)) = (Aside::new("again"), channel());
+        // As if somebody were about to be refused one.
+        port.work.served.store(true, Ordering::Relaxed);
+        port.drop_aside(Quick(tell));
+        assert!(told.try_recv().is_err() && !port.try_again());
+        port.work.served.store(false, Ordering::Relaxed);
+        assert!(!port.try_again(), "there is one now, or one was asked for");
+        assert_eq!(told.recv_timeout(Duration::from_secs(20)), Ok("quick"));
     }
 
     #[test]

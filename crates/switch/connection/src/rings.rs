@@ -46,7 +46,7 @@ pub enum End {
     #[error("the port's session process does not keep to the rules: {0}")]
     Rules(String),
     #[error(
-        "descriptors that this port's front-ends sent do not close (files of a FUSE mount, or sockets that linger); end whoever serves them"
+        "descriptors that this port's front-ends sent do not close (files of a FUSE mount, or sockets that linger: end whoever serves them; or no thread can be started, by pids.max, that would close them)"
     )]
     Unclosed,
 }

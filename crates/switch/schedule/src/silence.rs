@@ -31,7 +31,7 @@ pub(crate) struct Silent {
     pub(crate) ports: BTreeMap<PortId, Box<Server>>,
     /// The first to be looked at next.
     pub(crate) next: PortId,
-    /// All is to end, and nothing is kept any more.
+    /// All is to end, and nothing is kept any more: set by tests alone, for otherwise the process ends.
     pub(crate) stopping: bool,
 }
 
