@@ -97,8 +97,8 @@ impl Aside {
     }
 }
 
-/// The thread that starts all others of this process, if it has one. It is parked, and not asleep in the channel: who sends while somebody sleeps there takes a lock that all share,
-/// and may be a helper that loses its core with it.
+/// The thread that starts all others of this process, if it has one. It is parked, and not asleep in the channel: who sends while somebody sleeps there takes a lock, which
+/// all would share, and may be a helper that loses its core with it.
 static STARTER: OnceLock<(Sender<Arc<Work>>, Thread)> = OnceLock::new();
 
 /// Starts the thread that starts all others: they are of the class, on the cores and in the control group of the thread that calls this. For a process whose threads differ in

@@ -37,7 +37,7 @@ use std::time::{Duration, Instant};
 
 /// Why nothing else is executed while a thread closes something: not of which port, as that may be gone.
 const STILL_CLOSED: &str = "what a connection or a process has left is still being closed (if it lasts, a front-end has sent files of a FUSE mount, or sockets \
-                            that linger: end whoever serves them)";
+                            that linger: end whoever serves them; or no thread can be started, by pids.max, that would close it)";
 
 /// All of it.
 #[derive(Debug, Serialize, Deserialize)]

@@ -1,4 +1,4 @@
-//! What processes other than the switch do with it.
+//! What the switch does not need: a session process tries again, and tests have peers without a port.
 
 use super::{Aside, Foreign};
 use std::os::fd::OwnedFd;
