@@ -108,6 +108,13 @@ pub fn threads(pid: u32) -> usize {
     fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count)
 }
 
+/// What its threads are called, those that do not end meanwhile.
+pub fn thread_names(pid: u32) -> Vec<String> {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let names = threads.filter_map(|thread| fs::read_to_string(thread.path().join("comm")).ok());
+    names.map(|name| name.trim_end().to_owned()).collect()
+}
+
 /// True while the process exists and has not ended.
 pub fn alive(pid: u32) -> bool {
     fs::read_to_string(format!("/proc/{pid}/status")).is_ok_and(|s| !s.contains("\nState:\tZ"))

@@ -16,6 +16,11 @@ fn named(lasthop: &Lasthop, kind: &str) -> Vec<PathBuf> {
     tasks.map(|task| task.path()).filter(|task| name(task).starts_with(kind)).collect()
 }
 
+/// Whether the process has a thread that closes what a front-end sent.
+fn closes(pid: u32) -> bool {
+    proc::thread_names(pid).iter().any(|name| name.starts_with("close-"))
+}
+
 fn threads(lasthop: &Lasthop) -> usize {
     named(lasthop, "port-").len()
 }
@@ -233,9 +238,7 @@ fn what_a_guest_leaves_behind_is_let_go_of_as_soon_as_a_thread_can_be_had() {
     let is_of_a = |pid: &u32| proc::name(*pid) == "lasthop-session" && line(*pid).contains("--port\0a\0");
     let session = lasthop.pids().into_iter().find(is_of_a).expect("it has one");
     let processes = [lasthop.switch(), session];
-    let tasks = |pid: u32| std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-    let name = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("comm")).unwrap_or_default();
-    let closing = || processes.iter().flat_map(|pid| tasks(*pid)).any(|task| name(task).starts_with("close-"));
+    let closing = || processes.into_iter().any(closes);
     wait_for("threads that close to end", PATIENCE, || !closing());
     let maps = || std::fs::read_to_string(format!("/proc/{}/maps", lasthop.switch())).expect("root may");
     let files = || std::fs::read_dir(format!("/proc/{session}/fd")).expect("root may").flatten();
@@ -303,9 +306,6 @@ fn many_connected_ports_without_a_thread_of_their_own() {
     let connect = |n: usize| Guest::connect(&dir.path().join(format!("m{n}.sock")), mac(n), small);
     let mut guests: Vec<_> = (0..many).map(connect).collect();
     wait_for_rest(&lasthop);
-    let tasks = |pid: u32| std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-    let name = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("comm")).unwrap_or_default();
-    let closes = |pid: u32| tasks(pid).any(|task| name(task).starts_with("close-"));
     wait_for("threads that close to end", PATIENCE, || !lasthop.pids().into_iter().any(closes));
     let connected = memory(&lasthop);
     println!("{} KiB a connected port without a thread", (connected - empty) as f64 / many as f64);

@@ -389,9 +389,7 @@ fn sockets_that_linger_hold_up_no_other_client() {
     proc::signal(control, Signal::CONT);
     assert_eq!(sent, Ok(1));
     wait_for("control to have a thread that closes it", PATIENCE, || {
-        let tasks = std::fs::read_dir(format!("/proc/{control}/task")).into_iter().flatten().flatten();
-        let mut names = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
-        names.any(|name| name.trim() == "close-readers")
+        proc::thread_names(control).iter().any(|name| name == "close-readers")
     });
     for _ in 0..10 {
         assert_eq!(lasthop.json(&["port", "list"])["ports"].as_array().map(Vec::len), Some(1));

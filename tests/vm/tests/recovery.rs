@@ -180,9 +180,7 @@ fn a_vm_killed_and_booted_again_leaves_nothing_behind() {
     let (dir, lasthop, [a, b]) = pair(false, "");
     let (switch, supervisor) = (lasthop.switch(), lasthop.supervisor());
     // Threads that close what a front-end left behind end a moment later.
-    let tasks = |p: u32| std::fs::read_dir(format!("/proc/{p}/task")).into_iter().flatten().flatten();
-    let name = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("comm")).unwrap_or_default();
-    let threads = |p: u32| tasks(p).map(name).filter(|name| !name.is_empty() && !name.starts_with("close-")).count();
+    let threads = |p: u32| proc::thread_names(p).iter().filter(|name| !name.starts_with("close-")).count();
     let held = |p: u32| (proc::descriptors(p), threads(p));
     let mut before = [held(switch), held(supervisor)];
     let mut b = Some(b);

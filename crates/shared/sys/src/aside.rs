@@ -26,8 +26,10 @@ use std::time::{Duration, Instant};
 const LONG: Duration = Duration::from_secs(1);
 /// Most things that may wait to be dropped. A front-end that behaves has a few dozen descriptors in all.
 const MANY: usize = 1024;
-/// A thread that has had nothing for so long ends: what one front-end sends, or leaves behind, comes at once. And when a thread is asked for again that could not be had.
+/// A thread that has had nothing for so long ends: what one front-end sends, or leaves behind, comes at once.
 const IDLE: Duration = Duration::from_millis(if cfg!(test) { 0 } else { 1000 });
+/// When a thread is tried again that could not be had.
+const AGAIN: Duration = Duration::from_secs(1);
 const STACK: usize = 64 << 10;
 
 /// A value to drop, and whether its drop may take long.
@@ -112,7 +114,7 @@ pub fn prepare_to_drop_aside() -> io::Result<()> {
             // What refuses one thread refuses others.
             let started = refused.iter().take_while(|work| Arc::clone(work).start().is_ok()).count();
             refused.drain(..started);
-            std::thread::park_timeout(if refused.is_empty() { Duration::MAX } else { IDLE });
+            std::thread::park_timeout(if refused.is_empty() { Duration::MAX } else { AGAIN });
         }
     })?;
     STARTER.set((ask, starter.thread().clone())).or(Ok(()))
